@@ -1,0 +1,34 @@
+/* SPDX-License-Identifier: GPL-2.0 */
+/* What bindgen reads for `bindings.rs`: headers, and macros made into constants. */
+#include <linux/balloon.h>
+#include <linux/gfp.h>
+#include <linux/migrate.h>
+#include <linux/mmzone.h>
+#include <linux/oom.h>
+#include <linux/virtio.h>
+#include <linux/virtio_config.h>
+#include <linux/virtio_ids.h>
+#include <linux/workqueue.h>
+#include <uapi/linux/virtio_balloon.h>
+#include <uapi/linux/virtio_ring.h>
+
+/*
+ * No reserves, no OOM killer, no warning, at most one light round of reclaim: what the C driver
+ * allows itself for a single page, and what compaction can move afterwards.
+ */
+const gfp_t RUST_CONST_HELPER_VBRS_GFP_PAGE = __GFP_NOMEMALLOC | __GFP_NORETRY | __GFP_NOWARN |
+	(IS_ENABLED(CONFIG_BALLOON_MIGRATION) ? GFP_HIGHUSER_MOVABLE : GFP_HIGHUSER);
+/* The same without any reclaim or compaction, and not from where only movable pages may be. */
+const gfp_t RUST_CONST_HELPER_VBRS_GFP_BLOCK =
+	((GFP_HIGHUSER | __GFP_NOMEMALLOC | __GFP_NORETRY | __GFP_NOWARN) & ~__GFP_RECLAIM);
+const unsigned int RUST_CONST_HELPER_VBRS_MAX_PAGE_ORDER = MAX_PAGE_ORDER;
+const unsigned int RUST_CONST_HELPER_VBRS_WQ_FREEZABLE_UNBOUND = WQ_FREEZABLE | WQ_UNBOUND;
+
+/* `bindings.rs` compares these with what Rust makes of the same types. */
+const size_t RUST_CONST_HELPER_VBRS_SIZEOF_VIRTIO_DEVICE = sizeof(struct virtio_device);
+const size_t RUST_CONST_HELPER_VBRS_OFFSETOF_VIRTIO_DEVICE_DEV = offsetof(struct virtio_device, dev);
+const size_t RUST_CONST_HELPER_VBRS_OFFSETOF_VIRTIO_DEVICE_PRIV = offsetof(struct virtio_device, priv);
+const size_t RUST_CONST_HELPER_VBRS_SIZEOF_VIRTIO_DRIVER = sizeof(struct virtio_driver);
+const size_t RUST_CONST_HELPER_VBRS_SIZEOF_VIRTQUEUE_INFO = sizeof(struct virtqueue_info);
+const size_t RUST_CONST_HELPER_VBRS_OFFSETOF_VIRTQUEUE_INDEX = offsetof(struct virtqueue, index);
+const size_t RUST_CONST_HELPER_VBRS_SIZEOF_BALLOON_DEV_INFO = sizeof(struct balloon_dev_info);

@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * C inlines and macros that bindgen cannot bind. Nothing is decided here: what each function may be
+ * called for is the business of the Rust wrapper that calls it.
+ */
+#include <linux/balloon.h>
+#include <linux/device.h>
+#include <linux/mm.h>
+#include <linux/scatterlist.h>
+#include <linux/sched.h>
+#include <linux/virtio.h>
+#include <linux/virtio_config.h>
+#include <linux/vmstat.h>
+
+int vbrs_helper_virtio_find_vqs(struct virtio_device *vdev, unsigned int nvqs,
+				struct virtqueue **vqs, struct virtqueue_info *info)
+{
+	return virtio_find_vqs(vdev, nvqs, vqs, info, NULL);
+}
+
+void vbrs_helper_virtio_del_vqs(struct virtio_device *vdev)
+{
+	vdev->config->del_vqs(vdev);
+}
+
+void vbrs_helper_virtio_device_ready(struct virtio_device *vdev)
+{
+	virtio_device_ready(vdev);
+}
+
+bool vbrs_helper_virtio_test_bit(const struct virtio_device *vdev, unsigned int fbit)
+{
+	return __virtio_test_bit(vdev, fbit);
+}
+
+void vbrs_helper_virtio_clear_bit(struct virtio_device *vdev, unsigned int fbit)
+{
+	__virtio_clear_bit(vdev, fbit);
+}
+
+bool vbrs_helper_virtio_has_config(const struct virtio_device *vdev)
+{
+	return vdev->config->get && vdev->config->set;
+}
+
+void vbrs_helper_virtio_config_get(struct virtio_device *vdev, unsigned int offset, void *buf,
+				   unsigned int len)
+{
+	vdev->config->get(vdev, offset, buf, len);
+}
+
+void vbrs_helper_virtio_config_set(struct virtio_device *vdev, unsigned int offset,
+				   const void *buf, unsigned int len)
+{
+	vdev->config->set(vdev, offset, buf, len);
+}
+
+const char *vbrs_helper_virtio_transport(const struct virtio_device *vdev)
+{
+	return vdev->dev.parent ? dev_driver_string(vdev->dev.parent) : "";
+}
+
+void vbrs_helper_sg_set_buf(struct scatterlist *sg, const void *buf, unsigned int len)
+{
+	sg_set_buf(sg, buf, len);
+}
+
+void vbrs_helper_cond_resched(void)
+{
+	cond_resched();
+}
+
+struct page *vbrs_helper_alloc_pages(gfp_t gfp, unsigned int order)
+{
+	return alloc_pages(gfp, order);
+}
+
+unsigned long vbrs_helper_page_to_pfn(const struct page *page)
+{
+	return page_to_pfn(page);
+}
+
+struct page *vbrs_helper_nth_page(struct page *page, unsigned long n)
+{
+	return page + n;
+}
+
+void vbrs_helper_get_page(struct page *page)
+{
+	get_page(page);
+}
+
+/* One call for a block: 512 calls from Rust would cost as much as the marks themselves. */
+void vbrs_helper_set_offline(struct page *page, unsigned long n)
+{
+	while (n--)
+		__SetPageOffline(page++);
+}
+
+void vbrs_helper_clear_offline(struct page *page, unsigned long n)
+{
+	while (n--)
+		__ClearPageOffline(page++);
+}
+
+bool vbrs_helper_page_offline(const struct page *page)
+{
+	return PageOffline(page);
+}
+
+/* The list fields of a page that its owner uses as it likes. */
+void vbrs_helper_page_set_link(struct page *page, void *next, unsigned long order)
+{
+	page->lru.next = next;
+	page->lru.prev = (void *)order;
+}
+
+void *vbrs_helper_page_next(const struct page *page)
+{
+	return page->lru.next;
+}
+
+unsigned long vbrs_helper_page_order(const struct page *page)
+{
+	return (unsigned long)page->lru.prev;
+}
+
+struct page *vbrs_helper_list_pop_page(struct list_head *list)
+{
+	struct page *page = list_first_entry_or_null(list, struct page, lru);
+
+	if (page)
+		list_del(&page->lru);
+	return page;
+}
+
+void vbrs_helper_init_list_head(struct list_head *list)
+{
+	INIT_LIST_HEAD(list);
+}
+
+void vbrs_helper_balloon_devinfo_init(struct balloon_dev_info *info)
+{
+	balloon_devinfo_init(info);
+}
+
+void vbrs_helper_mod_balloon_pages(struct page *page, long n)
+{
+	mod_node_page_state(page_pgdat(page), NR_BALLOON_PAGES, n);
+}
+
+void vbrs_helper_count_inflate(long n)
+{
+	count_vm_events(BALLOON_INFLATE, n);
+}
+
+void vbrs_helper_count_deflate(long n)
+{
+	count_vm_events(BALLOON_DEFLATE, n);
+}
+
+unsigned long vbrs_helper_totalram_pages(void)
+{
+	return totalram_pages();
+}
