@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Memory that a device reads.
+
+use core::ops::Range;
+use kernel::{
+    bindings,
+    prelude::*, //
+};
+
+/// A part of a message: kmalloc'ed words, and which of their bytes are sent.
+struct Piece {
+    words: KVec<u64>,
+    sent: Range<usize>,
+}
+
+/// Memory that a device reads, in pieces, and what the driver wants to know when it comes back.
+///
+/// All memory is allocated when the message is made. It is in the kernel's linear map, since
+/// [`KVec`] is backed by `kmalloc()`, and it neither moves nor changes while a queue has the
+/// message: the queue owns it then.
+pub(crate) struct Message<T> {
+    pieces: KVec<Piece>,
+    table: KVec<bindings::scatterlist>,
+    /// What the driver wants to know when the message comes back.
+    pub(crate) cargo: T,
+    /// The next one in a chain of messages that were taken back from a deleted queue.
+    pub(super) next: Option<KBox<Message<T>>>,
+}
+
+// SAFETY: The scatter list is only looked at under the lock of the queue that owns the message; the
+// pages it points at belong to `pieces`.
+unsafe impl<T: Send> Send for Message<T> {}
+
+impl<T> Message<T> {
+    /// The largest piece, in words: 32 KiB, so that no allocation is above order 3.
+    pub(crate) const PIECE_WORDS: usize = 4096;
+
+    /// Allocates a message with pieces of `lengths` words each, of which nothing is sent yet.
+    ///
+    /// Must be called from a context that may sleep.
+    pub(crate) fn new(lengths: impl Iterator<Item = usize>, cargo: T) -> Result<KBox<Self>> {
+        let mut pieces = KVec::new();
+        let mut table = KVec::new();
+
+        for words in lengths {
+            if words > Self::PIECE_WORDS {
+                return Err(EINVAL);
+            }
+            pieces.push(
+                Piece {
+                    words: KVec::zeroed(words, GFP_KERNEL)?,
+                    sent: 0..0,
+                },
+                GFP_KERNEL,
+            )?;
+            table.push(bindings::scatterlist::default(), GFP_KERNEL)?;
+        }
+        Ok(KBox::new(
+            Self {
+                pieces,
+                table,
+                cargo,
+                next: None,
+            },
+            GFP_KERNEL,
+        )?)
+    }
+
+    /// The words of a piece; none if there is no such piece.
+    pub(crate) fn piece_mut(&mut self, piece: usize) -> &mut [u64] {
+        match self.pieces.get_mut(piece) {
+            Some(piece) => &mut piece.words,
+            None => &mut [],
+        }
+    }
+
+    /// Says which bytes of a piece are sent, as far as the piece has them.
+    pub(crate) fn select(&mut self, piece: usize, bytes: Range<usize>) {
+        if let Some(piece) = self.pieces.get_mut(piece) {
+            let end = bytes.end.min(piece.words.len() * size_of::<u64>());
+            piece.sent = bytes.start.min(end)..end;
+        }
+    }
+
+    /// Zeroes what was sent, and sends nothing.
+    pub(crate) fn clear_sent(&mut self) {
+        for piece in &mut self.pieces {
+            let sent = core::mem::take(&mut piece.sent);
+            let words = sent.start / size_of::<u64>()..sent.end.div_ceil(size_of::<u64>());
+
+            if let Some(words) = piece.words.get_mut(words) {
+                words.fill(0);
+            }
+        }
+    }
+
+    /// Describes what is sent as a scatter list; returns it with the number of its entries.
+    pub(super) fn scatterlist(&mut self) -> (*mut bindings::scatterlist, c_uint) {
+        let sent = self.pieces.iter().filter(|p| !p.sent.is_empty()).count();
+        // CAST: a message has less than 100 pieces.
+        let entries = sent as c_uint;
+
+        if sent == 0 {
+            return (core::ptr::null_mut(), 0);
+        }
+        // SAFETY: `table` has an entry for each piece, hence at least `entries`.
+        unsafe { bindings::sg_init_table(self.table.as_mut_ptr(), entries) };
+        let filled = self.pieces.iter().filter(|p| !p.sent.is_empty());
+        for (piece, entry) in filled.zip(self.table.iter_mut()) {
+            // SAFETY: `sent` is within `words`, by `select`; `words` is in the linear map.
+            unsafe {
+                crate::bindings::sg_set_buf(
+                    entry,
+                    piece.words.as_ptr().cast::<u8>().add(piece.sent.start).cast(),
+                    // CAST: a piece has at most 32 KiB.
+                    piece.sent.len() as c_uint,
+                )
+            };
+        }
+        (self.table.as_mut_ptr(), entries)
+    }
+}
