@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Abstractions for the parts of memory management that a balloon deals with.
+
+mod balloon;
+mod block;
+mod memory;
+
+pub(crate) use self::{
+    balloon::{
+        BalloonPages,
+        Migrate,
+        MigratingPage, //
+    },
+    block::Block,
+    memory::{
+        available_pages,
+        relax,
+        total_pages,
+        PAGE_SHIFT, //
+    },
+};

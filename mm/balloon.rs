@@ -1,0 +1,271 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The pages in a balloon, with the kernel's accounts of them.
+//!
+//! Single pages are in the hands of the kernel's balloon core, so that compaction can move them.
+//! Blocks are not; the accounts that the core keeps for single pages are kept for them here.
+//!
+//! C header: [`include/linux/balloon.h`](srctree/include/linux/balloon.h)
+
+use super::block::Block;
+use crate::{
+    bindings,
+    page_list::PageList, //
+};
+use core::ptr::NonNull;
+use kernel::{
+    bindings::{
+        list_head,
+        page, //
+    },
+    container_of,
+    error::from_result,
+    new_mutex,
+    num::casts::usize_as_u64,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
+    },
+    types::Opaque, //
+};
+
+/// A page that takes part in a migration: the one that is left, or the one that replaces it.
+pub(crate) struct MigratingPage<'a>(&'a Opaque<page>);
+
+impl MigratingPage<'_> {
+    /// The frame number, in guest pages.
+    pub(crate) fn pfn(&self) -> u64 {
+        // SAFETY: The page is valid while it is being migrated.
+        usize_as_u64(unsafe { bindings::page_to_pfn(self.0.get()) })
+    }
+
+    /// Keeps the page from being used by anyone, whatever becomes of the migration, for as long as
+    /// the block exists.
+    pub(crate) fn hold(&self) -> Option<Block> {
+        let page = NonNull::new(self.0.get())?;
+
+        // SAFETY: The page is valid while it is being migrated; the reference is released by the
+        // block, which frees the page if it is the last one.
+        unsafe {
+            bindings::get_page(page.as_ptr());
+            Some(Block::from_raw(page, 0))
+        }
+    }
+}
+
+/// What is done when compaction moves a page of the balloon.
+pub(crate) trait Migrate: Send + Sync + 'static {
+    /// Tells the host that `new` takes the place of `old`.
+    ///
+    /// Called with the page locked and in the path of memory allocation: must neither allocate nor
+    /// wait for whoever does.
+    ///
+    /// # Errors
+    ///
+    /// [`EAGAIN`] if the page cannot be moved now.
+    fn migrate(&self, new: MigratingPage<'_>, old: MigratingPage<'_>) -> Result;
+}
+
+/// The pages in a balloon.
+///
+/// Locks: `blocks` is taken before the core's own lock, which is a spin lock. Nothing is allocated
+/// under either.
+///
+/// # Invariants
+///
+/// `pages` is the number of pages in `blocks` and in the core's list, those isolated for migration
+/// included.
+#[pin_data(PinnedDrop)]
+pub(crate) struct BalloonPages<M: Migrate> {
+    #[pin]
+    info: Opaque<bindings::balloon_dev_info>,
+    #[pin]
+    blocks: Mutex<PageList>,
+    pages: Atomic<u64>,
+    adjusts_managed: bool,
+    migrate: Arc<M>,
+}
+
+// SAFETY: The C side serialises all operations on `struct balloon_dev_info`.
+unsafe impl<M: Migrate> Send for BalloonPages<M> {}
+
+// SAFETY: As above.
+unsafe impl<M: Migrate> Sync for BalloonPages<M> {}
+
+impl<M: Migrate> BalloonPages<M> {
+    /// An empty balloon. `adjusts_managed` tells whether its pages are taken from the memory that
+    /// the guest has in total (`MemTotal`), or count as used.
+    pub(crate) fn new(adjusts_managed: bool, migrate: Arc<M>) -> impl PinInit<Self> {
+        pin_init!(Self {
+            info <- Opaque::ffi_init(|slot: *mut bindings::balloon_dev_info| {
+                // SAFETY: `slot` is valid for writes and stays pinned, by `ffi_init`.
+                unsafe {
+                    bindings::balloon_devinfo_init(slot);
+                    (*slot).adjust_managed_page_count = adjusts_managed;
+                    (*slot).migratepage = Some(Self::migrate_callback);
+                }
+            }),
+            blocks <- new_mutex!(PageList::new(), "BalloonPages::blocks"),
+            pages: Atomic::new(0),
+            adjusts_managed,
+            migrate,
+        })
+    }
+
+    /// The number of guest pages in the balloon.
+    pub(crate) fn pages(&self) -> u64 {
+        self.pages.load(Relaxed)
+    }
+
+    /// Takes in pages that the host was told of. May sleep.
+    pub(crate) fn admit(&self, mut list: PageList) {
+        let mut blocks = self.blocks.lock();
+
+        self.pages.add(list.pages(), Relaxed);
+        while let Some(block) = list.pop() {
+            if block.order() == 0 {
+                self.enqueue(block);
+            } else {
+                self.account(&block, 1);
+                // SAFETY: Counts events.
+                unsafe { bindings::count_inflate(1 << block.order()) };
+                blocks.push(block);
+            }
+        }
+    }
+
+    /// Takes up to `want` pages out of the balloon and puts them into `out`: blocks as long as they
+    /// fit, then single pages, then pages of a block that is split for that. Returns how many.
+    ///
+    /// May be less while compaction has pages isolated. May sleep.
+    pub(crate) fn remove(&self, want: u64, out: &mut PageList) -> u64 {
+        let mut blocks = self.blocks.lock();
+        let mut left = want;
+
+        while blocks.first_order().is_some_and(|order| 1 << order <= left) {
+            let Some(block) = blocks.pop() else {
+                break;
+            };
+            self.account(&block, -1);
+            // SAFETY: Counts events.
+            unsafe { bindings::count_deflate(1 << block.order()) };
+            left -= block.pages();
+            out.push(block);
+        }
+        left -= self.dequeue(left, out);
+        if left > 0 {
+            if let Some(block) = blocks.pop() {
+                left -= self.split(block, left, out);
+            }
+        }
+        self.pages.fetch_sub(want - left, Relaxed);
+        want - left
+    }
+
+    /// Splits a block of the balloon, gives `want` pages or all of them to `out`, and the rest to
+    /// the core. Returns how many went out.
+    fn split(&self, block: Block, want: u64, out: &mut PageList) -> u64 {
+        let mut singles = PageList::new();
+        let mut taken = 0;
+        let mut kept = 0;
+
+        self.account(&block, -1);
+        block.split(&mut singles);
+        while let Some(page) = singles.pop() {
+            if taken < want {
+                out.push(page);
+                taken += 1;
+            } else {
+                self.enqueue(page);
+                kept += 1;
+            }
+        }
+        // SAFETY: Counts events. The pages that stay were counted as inflated before, and once more
+        // by the core just now.
+        unsafe {
+            bindings::count_deflate(taken as c_long);
+            bindings::count_inflate(-kept);
+        }
+        taken
+    }
+
+    /// Gives a page to the core.
+    fn enqueue(&self, page: Block) {
+        // SAFETY: `info` was initialised in `new`, and the page's list fields are unused.
+        unsafe { bindings::balloon_page_enqueue(self.info.get(), page.into_raw().as_ptr()) };
+    }
+
+    /// Takes up to `want` pages from the core.
+    fn dequeue(&self, want: u64, out: &mut PageList) -> u64 {
+        let mut taken = list_head::default();
+        let mut n = 0;
+
+        if want == 0 {
+            return 0;
+        }
+        // SAFETY: `taken` is on the stack, does not move, and is empty again at the end; `info` was
+        // initialised in `new`. The pages that come back are ours, one by one.
+        unsafe {
+            bindings::init_list_head(&mut taken);
+            bindings::balloon_page_list_dequeue(
+                self.info.get(),
+                &mut taken,
+                usize::try_from(want).unwrap_or(usize::MAX),
+            );
+            while let Some(page) = NonNull::new(bindings::list_pop_page(&mut taken)) {
+                out.push(Block::from_raw(page, 0));
+                n += 1;
+            }
+        }
+        n
+    }
+
+    /// Adjusts the accounts for a block that comes (1) or goes (-1), as the core does for a page.
+    fn account(&self, block: &Block, sign: c_long) {
+        let pages = sign << block.order();
+
+        // SAFETY: The block is ours and valid. Pages of a block are all in one zone.
+        unsafe {
+            if self.adjusts_managed {
+                kernel::bindings::adjust_managed_page_count(block.as_raw(), -pages);
+            }
+            bindings::mod_balloon_pages(block.as_raw(), pages);
+        }
+    }
+
+    extern "C" fn migrate_callback(
+        info: *mut bindings::balloon_dev_info,
+        new: *mut page,
+        old: *mut page,
+        _mode: bindings::migrate_mode,
+    ) -> c_int {
+        // SAFETY: The core calls this with the `info` of a balloon that has the page `old`, so that
+        // the balloon exists.
+        let this = unsafe { &*container_of!(Opaque::cast_from(info.cast_const()), Self, info) };
+        // SAFETY: Both pages are valid during the call.
+        let (new, old) = unsafe {
+            (
+                MigratingPage(&*Opaque::cast_from(new.cast_const())),
+                MigratingPage(&*Opaque::cast_from(old.cast_const())),
+            )
+        };
+
+        from_result(|| this.migrate.migrate(new, old).map(|()| 0))
+    }
+}
+
+#[pinned_drop]
+impl<M: Migrate> PinnedDrop for BalloonPages<M> {
+    fn drop(self: Pin<&mut Self>) {
+        // What is left, after an unclean end, goes back to the guest with the accounts right. The
+        // owner sees to it that no page is isolated any more.
+        let mut list = PageList::new();
+
+        self.remove(self.pages(), &mut list);
+    }
+}
