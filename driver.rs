@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! What a balloon does, step by step. No `unsafe`, no bindings.
+
+mod balloon;
+mod channel;
+mod knobs;
+mod params;
+mod resize;
+
+pub(crate) use self::{
+    balloon::BalloonDriver,
+    params::Params, //
+};

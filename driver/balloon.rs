@@ -1,0 +1,508 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The driver of a balloon device: its data, and its life.
+
+use super::{
+    channel::{
+        Channel,
+        Direction,
+        Flight,
+        Patience,
+        Queue, //
+    },
+    knobs,
+    params::Params, //
+};
+use crate::{
+    logic::{
+        features::{
+            self,
+            Features,
+            Negotiated,
+            Protocol,
+            Refusal, //
+        },
+        target::{
+            self,
+            Backoff,
+            LogLimit, //
+        },
+        units::PageSize,
+        window::WindowSize,
+        wire::{
+            self,
+            Announcement, //
+        },
+    },
+    mm::{
+        self,
+        BalloonPages,
+        Migrate,
+        MigratingPage, //
+    },
+    sysfs,
+    virtio,
+    work::{
+        Job,
+        Task,
+        WorkQueue, //
+    },
+    VIRTIO_TABLE,
+};
+use kernel::{
+    device::Bound,
+    new_mutex,
+    prelude::*,
+    sync::{
+        aref::ARef,
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc,
+        Mutex, //
+    },
+    time::{
+        msecs_to_jiffies,
+        Instant,
+        Jiffies,
+        Monotonic, //
+    },
+};
+
+/// The type that stands for the driver.
+pub(crate) struct BalloonDriver;
+
+/// A channel while the device is alive, shared by the worker and by compaction.
+///
+/// Held while the host is waited for, hence only tried where that must not be.
+#[pin_data]
+pub(super) struct SharedChannel {
+    #[pin]
+    inner: Mutex<Option<Channel>>,
+}
+
+impl SharedChannel {
+    fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            inner <- new_mutex!(None, "SharedChannel::inner"),
+        })
+    }
+
+    /// Waits for the channel. May sleep for as long as the host takes.
+    pub(super) fn lock(&self) -> kernel::sync::MutexGuard<'_, Option<Channel>> {
+        self.inner.lock()
+    }
+}
+
+impl Migrate for SharedChannel {
+    fn migrate(&self, new: MigratingPage<'_>, old: MigratingPage<'_>) -> Result {
+        let mut guard = self.inner.try_lock().ok_or(EAGAIN)?;
+        let channel = (*guard).as_mut().ok_or(EAGAIN)?;
+        let flight = Flight::FIRST;
+        let mut tell = |direction, pfn| {
+            channel.tell(direction, flight, pfn, 0)?;
+            channel.flush(direction)?;
+            channel.drain(direction, flight)
+        };
+
+        match tell(Direction::Inflate, new.pfn()) {
+            Ok(()) => (),
+            Err(ERANGE) => return Err(EAGAIN),
+            Err(_) => {
+                // Nobody knows what the host thinks of the new page.
+                new.hold().map(|page| channel.limbo.push(page));
+                return Err(EAGAIN);
+            }
+        }
+        if tell(Direction::Deflate, old.pfn()).is_err() {
+            old.hold().map(|page| channel.limbo.push(page));
+        }
+        Ok(())
+    }
+}
+
+/// How the attempts to reach the target go.
+pub(super) struct Pace {
+    backoff: Backoff,
+    log: LogLimit,
+    /// The number of config changes that were seen at the last attempt.
+    seen: u32,
+}
+
+impl Pace {
+    /// The target is met.
+    pub(super) fn met(&mut self) {
+        self.backoff.reset();
+    }
+
+    /// There was progress.
+    pub(super) fn moved(&mut self) {
+        self.backoff.reset();
+    }
+}
+
+/// What the user can tune while the device is in use.
+pub(super) struct Knobs {
+    /// Size of a bitmap window, as the user wants it.
+    pub(super) window: WindowSize,
+}
+
+/// A balloon.
+///
+/// Locks, in this order: `channel`, `knobs`, `pace`; under `channel` also those of
+/// [`BalloonPages`], of [`virtio::Config`] and of the queues.
+#[pin_data]
+pub(super) struct Balloon {
+    pub(super) vdev: ARef<virtio::Device>,
+    config: Arc<virtio::Config>,
+    negotiated: Negotiated,
+    /// What is spoken; set by each start.
+    #[pin]
+    protocol: Mutex<Protocol>,
+    little_endian: bool,
+    pub(super) page_size: PageSize,
+    reserve_mib: Option<u32>,
+    adjusts_managed: bool,
+    inflate: Arc<Queue>,
+    deflate: Arc<Queue>,
+    pub(super) channel: Arc<SharedChannel>,
+    #[pin]
+    pub(super) pages: BalloonPages<SharedChannel>,
+    patience: Arc<Patience>,
+    /// The number of config changes, to notice one in the middle of a step.
+    changes: Atomic<u32>,
+    /// The value of `changes` when the current step began.
+    step_changes: Atomic<u32>,
+    #[pin]
+    pub(super) pace: Mutex<Pace>,
+    #[pin]
+    pub(super) knobs: Mutex<Knobs>,
+    born: Instant<Monotonic>,
+}
+
+impl Balloon {
+    fn new(
+        vdev: &virtio::Device<Bound>,
+        config: Arc<virtio::Config>,
+    ) -> Result<impl PinInit<Self, Error>> {
+        let params = Params::read()?;
+        let negotiated = negotiate(vdev, &config, &params)?;
+        let accounts = !negotiated.features.has(wire::F_DEFLATE_ON_OOM);
+        let channel = Arc::pin_init(SharedChannel::new(), GFP_KERNEL)?;
+        let inflate = Arc::pin_init(Queue::new(c"inflate"), GFP_KERNEL)?;
+        let deflate = Arc::pin_init(Queue::new(c"deflate"), GFP_KERNEL)?;
+        let patience = Arc::new(
+            Patience {
+                stopping: Atomic::new(false),
+            },
+            GFP_KERNEL,
+        )?;
+        let page_size = PageSize::from_shift(mm::PAGE_SHIFT).ok_or(EINVAL)?;
+        let little_endian = vdev.is_little_endian();
+        let vdev: ARef<virtio::Device> = vdev.into();
+
+        Ok(try_pin_init!(Self {
+            vdev,
+            config,
+            negotiated,
+            protocol <- new_mutex!(negotiated.protocol, "Balloon::protocol"),
+            little_endian,
+            page_size,
+            reserve_mib: params.reserve_mib,
+            adjusts_managed: accounts,
+            inflate,
+            deflate,
+            pages <- BalloonPages::new(accounts, channel.clone()),
+            channel,
+            patience,
+            changes: Atomic::new(0),
+            step_changes: Atomic::new(0),
+            pace <- new_mutex!(
+                Pace {
+                    backoff: Backoff::new(),
+                    log: LogLimit::new(),
+                    seen: 0,
+                },
+                "Balloon::pace"
+            ),
+            knobs <- new_mutex!(Knobs { window: params.window }, "Balloon::knobs"),
+            born: Instant::now(),
+        }))
+    }
+
+    /// The target in guest pages, as the device wants it now. May sleep.
+    pub(super) fn read_target(&self) -> Result<u64> {
+        let num_pages = self.config.read_le32(wire::CONFIG_NUM_PAGES)?;
+
+        Ok(self.page_size.guest_pages(num_pages))
+    }
+
+    /// The target in balloon pages. May sleep.
+    pub(super) fn target(&self) -> Result<u32> {
+        self.config.read_le32(wire::CONFIG_NUM_PAGES)
+    }
+
+    /// The size of the balloon, in balloon pages.
+    pub(super) fn actual(&self) -> u32 {
+        self.page_size.actual(self.pages.pages())
+    }
+
+    /// Tells the device the size of the balloon. May sleep.
+    pub(super) fn write_actual(&self) -> Result {
+        self.config.write_le32(wire::CONFIG_ACTUAL, self.actual())
+    }
+
+    /// What is spoken with the device.
+    pub(super) fn protocol(&self) -> Protocol {
+        *self.protocol.lock()
+    }
+
+    /// The guest pages to leave to the guest.
+    pub(super) fn reserve(&self) -> u64 {
+        let ballooned = if self.adjusts_managed {
+            self.pages.pages()
+        } else {
+            0
+        };
+        let ram = self.page_size.bytes(mm::total_pages() + ballooned);
+        let bytes = match self.reserve_mib {
+            Some(mib) => u64::from(mib) << 20,
+            None => target::default_reserve(ram),
+        };
+
+        self.page_size.pages_in(bytes)
+    }
+
+    /// Takes note that a step begins; a new target starts the back-off anew.
+    pub(super) fn attempts_since_change(&self) {
+        let changes = self.changes.load(Relaxed);
+        let mut pace = self.pace.lock();
+
+        self.step_changes.store(changes, Relaxed);
+        if pace.seen != changes {
+            pace.seen = changes;
+            pace.backoff.reset();
+        }
+    }
+
+    /// Whether a step should end early: the target may be another, or the device is being stopped.
+    pub(super) fn interrupted(&self) -> bool {
+        self.changes.load(Relaxed) != self.step_changes.load(Relaxed)
+            && !self.patience.stopping.load(Relaxed)
+    }
+
+    /// The guest cannot spare more now. Returns when to try again.
+    pub(super) fn starved(&self) -> Jiffies {
+        let now = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(0);
+        let mut pace = self.pace.lock();
+        let delay = pace.backoff.delay_ms();
+
+        if pace.log.admit(now) {
+            dev_info!(
+                &*self.vdev,
+                "the guest cannot spare more memory now: {} of {} balloon pages; trying again\n",
+                self.actual(),
+                self.target().unwrap_or(0)
+            );
+        }
+        msecs_to_jiffies(delay)
+    }
+
+    /// The device turned out unusable. Its pages stay where they are until it is reset.
+    pub(super) fn report_failure(&self, e: Error) {
+        if e != ETIMEDOUT {
+            dev_err!(
+                &*self.vdev,
+                "the device is unusable ({e:?}), the balloon stays at {} balloon pages\n",
+                self.actual()
+            );
+        }
+    }
+
+    /// Makes the messages fit to the size of window that the user wants.
+    pub(super) fn adopt_messages(&self, channel: &mut Channel) {
+        let wanted = self.knobs.lock().window;
+
+        channel.resize_messages(wanted);
+    }
+}
+
+impl Job for Balloon {
+    fn run(&self) -> Option<Jiffies> {
+        self.resize()
+    }
+}
+
+/// What the driver keeps for a device.
+#[pin_data]
+pub(crate) struct BalloonData {
+    // Dropped first: it waits for the worker.
+    #[pin]
+    task: Task<Balloon>,
+    pub(super) balloon: Arc<Balloon>,
+}
+
+/// Stands for a device in use.
+pub(crate) struct Running(());
+
+/// Negotiates, from the device's features and its announcement. May sleep.
+fn negotiate(
+    vdev: &virtio::Device<Bound>,
+    config: &virtio::Config,
+    params: &Params,
+) -> Result<Negotiated> {
+    let offered = Features(vdev.features());
+    let announcement = if offered.has(wire::F_PAGE_BITMAP) {
+        let bytes = config.read::<{ Announcement::LEN }>(wire::CONFIG_ANNOUNCEMENT)?;
+        Some(Announcement::decode(&bytes))
+    } else {
+        None
+    };
+
+    Ok(features::negotiate(
+        offered,
+        announcement,
+        params.dialect_2016,
+        false,
+    ))
+}
+
+impl virtio::Driver for BalloonDriver {
+    type Data = BalloonData;
+    type Running = Running;
+
+    const ID_TABLE: virtio::IdTable = &VIRTIO_TABLE;
+
+    // More than what is ever acknowledged, since the bits that `negotiate` refuses by must be seen.
+    const FEATURES: &'static [c_uint] = &[
+        wire::F_MUST_TELL_HOST,
+        wire::F_FREE_PAGE_HINT,
+        wire::F_PAGE_POISON,
+        wire::F_REPORTING,
+        wire::F_PAGE_BITMAP,
+    ];
+
+    fn attributes() -> &'static dyn sysfs::Groups {
+        &knobs::GROUP
+    }
+
+    fn validate(vdev: &virtio::Device<Bound>, config: &virtio::Config) -> Result<u64> {
+        let negotiated = negotiate(vdev, config, &Params::read()?)?;
+
+        if let Some(e) = negotiated.mistrust {
+            dev_warn!(
+                vdev,
+                "feature bit 23 is offered without a page-bitmap announcement to rely on ({e:?}), \
+                 using arrays of frame numbers\n"
+            );
+        }
+        if let Some(refusal) = negotiated.refusal {
+            dev_err!(
+                vdev,
+                "the page-bitmap dialect of 2016 is refused: {}\n",
+                refusal.reason()
+            );
+        }
+        Ok(negotiated.features.0)
+    }
+
+    fn probe(
+        vdev: &virtio::Device<Bound>,
+        config: Arc<virtio::Config>,
+    ) -> impl PinInit<BalloonData, Error> {
+        let balloon =
+            Balloon::new(vdev, config).and_then(|init| Arc::pin_init(init, GFP_KERNEL));
+        let queue =
+            WorkQueue::new(c"virtio-balloon").and_then(|q| Ok(Arc::new(q, GFP_KERNEL)?));
+
+        pin_init::pin_init_scope(move || {
+            let (balloon, queue) = (balloon?, queue?);
+
+            Ok(try_pin_init!(BalloonData {
+                task <- Task::new(queue, balloon.clone()),
+                balloon,
+            }))
+        })
+    }
+
+    fn queues<'a>(data: &'a BalloonData, set: &mut virtio::QueueSet<'a>) -> Result {
+        set.push(&*data.balloon.inflate)?;
+        set.push(&*data.balloon.deflate)?;
+        if data.balloon.negotiated.protocol == Protocol::PageBitmap2016 {
+            set.expect_none_behind(c"free_page_vq");
+        }
+        Ok(())
+    }
+
+    fn start(data: Pin<&BalloonData>, canary: bool) -> Result<Running> {
+        let balloon = &data.get_ref().balloon;
+        let protocol = if canary {
+            dev_err!(
+                &*balloon.vdev,
+                "the page-bitmap dialect of 2016 is refused: {}\n",
+                Refusal::FreePageQueue.reason()
+            );
+            Protocol::PfnArray
+        } else {
+            balloon.negotiated.protocol
+        };
+
+        *balloon.protocol.lock() = protocol;
+        balloon.patience.stopping.store(false, Relaxed);
+        let window = balloon.knobs.lock().window;
+        let channel = Channel::new(
+            balloon.vdev.clone(),
+            balloon.patience.clone(),
+            protocol,
+            balloon.page_size,
+            window,
+            balloon.little_endian,
+            balloon.inflate.clone(),
+            balloon.deflate.clone(),
+        )?;
+        *balloon.channel.lock() = Some(channel);
+        dev_info!(&*balloon.vdev, "using {}\n", protocol.name());
+        data.task.enable();
+        data.task.schedule(0);
+        Ok(Running(()))
+    }
+
+    fn stop(data: Pin<&BalloonData>, _running: Running) {
+        let balloon = &data.get_ref().balloon;
+
+        balloon.patience.stopping.store(true, Relaxed);
+        data.task.disable();
+        if let Some(channel) = &mut *balloon.channel.lock() {
+            balloon.deflate_all(channel);
+            // The device may be gone already.
+            let _ = balloon.write_actual();
+        }
+    }
+
+    fn shutdown(data: Pin<&BalloonData>, _running: Running) {
+        data.balloon.patience.stopping.store(true, Relaxed);
+        data.task.disable();
+    }
+
+    fn released(data: Pin<&BalloonData>) {
+        let balloon = &data.get_ref().balloon;
+        let Some(mut channel) = balloon.channel.lock().take() else {
+            return;
+        };
+        let pages = channel.take_back();
+
+        if !pages.is_empty() {
+            dev_info!(
+                &*balloon.vdev,
+                "{} guest pages that the host had not answered for are back after the reset\n",
+                pages.pages()
+            );
+        }
+    }
+
+    fn config_changed(data: Pin<&BalloonData>) {
+        data.balloon.changes.add(1, Relaxed);
+        data.task.schedule(0);
+    }
+}

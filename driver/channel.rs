@@ -1,0 +1,529 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! How the host is told of pages: windows of bitmaps or arrays of frame numbers, several in flight.
+
+use crate::{
+    bitmap::PfnBitmap,
+    logic::{
+        features::Protocol,
+        units::PageSize,
+        window::{
+            Place,
+            WindowSize,
+            WindowTable, //
+        },
+        wire::{
+            Header,
+            BALLOON_PAGE_SHIFT,
+            PFN_ARRAY_MAX,
+            PFN_BYTES, //
+        },
+    },
+    page_list::PageList,
+    virtio, //
+};
+use kernel::{
+    num::casts::u32_as_usize,
+    prelude::*,
+    sync::{
+        atomic::{
+            Atomic,
+            Relaxed, //
+        },
+        Arc, //
+    },
+    time::msecs_to_jiffies,
+};
+
+/// Which batch of pages a message is about.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) struct Flight(bool);
+
+impl Flight {
+    /// The first one.
+    pub(super) const FIRST: Self = Self(false);
+
+    /// The number of batches that can be on their way at a time.
+    pub(super) const COUNT: usize = 2;
+
+    /// The other one.
+    pub(super) fn other(self) -> Self {
+        Self(!self.0)
+    }
+
+    fn index(self) -> usize {
+        usize::from(self.0)
+    }
+}
+
+/// What the driver remembers of a message.
+pub(super) struct Cargo {
+    flight: Flight,
+    /// Entries of an array that are filled.
+    filled: usize,
+}
+
+type Message = virtio::Message<Cargo>;
+
+/// A queue of messages about pages.
+pub(super) type Queue = virtio::Queue<Cargo>;
+
+/// What the waits for the host look at.
+pub(super) struct Patience {
+    /// The device is about to be stopped: an unresponsive host is not waited for much longer.
+    pub(super) stopping: Atomic<bool>,
+}
+
+impl Patience {
+    /// How long a wait sleeps before it looks around, in milliseconds.
+    const SLICE_MS: u32 = 500;
+    /// How many slices without an answer a wait sleeps while the device is being stopped.
+    const LAST_SLICES: u32 = 4;
+    /// After how many slices the log says that the host does not answer.
+    const SLICES_TO_LOG: u32 = 20;
+}
+
+/// The number of windows that are open at a time.
+const OPEN: usize = 4;
+/// The number of messages: those open, and some on their way.
+const MESSAGES: usize = OPEN + 4;
+
+/// A direction: the pages of one queue, in batches.
+struct Pipe {
+    queue: Arc<Queue>,
+    outstanding: [usize; Flight::COUNT],
+}
+
+/// Which queue.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// Pages that the host may take.
+    Inflate,
+    /// Pages that the host gets told are used again.
+    Deflate,
+}
+
+/// The messages for telling the host of pages, and where they are.
+pub(super) struct Channel {
+    vdev: kernel::sync::aref::ARef<virtio::Device>,
+    patience: Arc<Patience>,
+    protocol: Protocol,
+    page_size: PageSize,
+    /// Size of the windows that the user wants.
+    wanted: WindowSize,
+    /// Size of the windows that the messages are made for.
+    window: WindowSize,
+    little_endian: bool,
+    inflate: Pipe,
+    deflate: Pipe,
+    idle: KVec<KBox<Message>>,
+    open: [Option<KBox<Message>>; OPEN],
+    table: WindowTable<OPEN>,
+    /// The `page_shift` of the windows that are open.
+    page_shift: u32,
+    /// Set when the device turned out unusable; nothing is told any more.
+    failed: Option<Error>,
+    /// Pages on their way to the host or back, a list for each flight.
+    pub(super) in_flight: [PageList; Flight::COUNT],
+    /// Pages of which the host may think what it wants until the device is reset.
+    pub(super) limbo: PageList,
+}
+
+impl Channel {
+    /// A channel over two queues of a live device.
+    ///
+    /// `window` is what the user wants; it is cut down to what the device and its rings take.
+    pub(super) fn new(
+        vdev: kernel::sync::aref::ARef<virtio::Device>,
+        patience: Arc<Patience>,
+        protocol: Protocol,
+        page_size: PageSize,
+        window: WindowSize,
+        little_endian: bool,
+        inflate: Arc<Queue>,
+        deflate: Arc<Queue>,
+    ) -> Result<Self> {
+        let pipe = |queue| Pipe {
+            queue,
+            outstanding: [0; Flight::COUNT],
+        };
+        let mut this = Self {
+            vdev,
+            patience,
+            protocol,
+            page_size,
+            wanted: window,
+            window,
+            little_endian,
+            inflate: pipe(inflate),
+            deflate: pipe(deflate),
+            idle: KVec::new(),
+            open: [const { None }; OPEN],
+            table: WindowTable::new(),
+            page_shift: BALLOON_PAGE_SHIFT,
+            failed: None,
+            in_flight: [const { PageList::new() }; Flight::COUNT],
+            limbo: PageList::new(),
+        };
+        let (window, messages) = this.make_messages(window)?;
+        this.window = window;
+        this.idle = messages;
+        Ok(this)
+    }
+
+    /// The window size that the device and its rings take, at most `wanted`, and the messages for
+    /// it. May sleep.
+    fn make_messages(
+        &self,
+        wanted: WindowSize,
+    ) -> Result<(WindowSize, KVec<KBox<Message>>)> {
+        let ring = self.inflate.queue.ring_size()?;
+        let ring = ring.min(self.deflate.queue.ring_size()?);
+        let mut messages = KVec::with_capacity(MESSAGES, GFP_KERNEL)?;
+        let window = match self.protocol.max_bitmap_bytes() {
+            Some(limit) => {
+                let ring_limit = ring.saturating_sub(1) * Message::PIECE_WORDS * size_of::<u64>();
+                wanted
+                    .at_most(limit.min(u32::try_from(ring_limit).unwrap_or(u32::MAX)))
+                    .ok_or(EINVAL)?
+            }
+            None => wanted,
+        };
+        let words = u32_as_usize(window.bytes()) / size_of::<u64>();
+
+        for _ in 0..MESSAGES {
+            let cargo = Cargo {
+                flight: Flight::FIRST,
+                filled: 0,
+            };
+            let message = if self.protocol == Protocol::PfnArray {
+                Message::new(
+                    core::iter::once((PFN_ARRAY_MAX * PFN_BYTES).div_ceil(size_of::<u64>())),
+                    cargo,
+                )?
+            } else {
+                let pieces = words.div_ceil(Message::PIECE_WORDS);
+                let header = core::iter::once(Header::LEN.div_ceil(size_of::<u64>()));
+                let bitmap = (0..pieces).map(|_| words.min(Message::PIECE_WORDS));
+                Message::new(Iterator::chain(header, bitmap), cargo)?
+            };
+            messages.push_within_capacity(message).map_err(|_| ENOMEM)?;
+        }
+        Ok((window, messages))
+    }
+
+    /// Makes the windows as large as the user wants now, while none is on its way. If there is no
+    /// memory for that, they stay as they are. May sleep.
+    pub(super) fn resize_messages(&mut self, wanted: WindowSize) {
+        if wanted == self.wanted || self.protocol == Protocol::PfnArray {
+            return;
+        }
+        self.wanted = wanted;
+        if let Ok((window, messages)) = self.make_messages(wanted) {
+            self.window = window;
+            self.idle = messages;
+        }
+    }
+
+    /// The size of block to ask for first, as an order; `None` if the device takes single pages only.
+    pub(super) fn block_order(&self) -> Option<u32> {
+        /// log2 of the size of a block in bytes, unless the device likes another: 2 MiB.
+        const BLOCK_SHIFT: u32 = 21;
+
+        let shift = match self.protocol {
+            Protocol::PageBitmap(device) if device.block_shift != 0 => device.block_shift,
+            _ => BLOCK_SHIFT,
+        };
+        self.page_size.order(shift).filter(|order| *order > 0)
+    }
+
+    /// Whether the host can be told of the block of `order` at guest page `pfn`.
+    pub(super) fn can_tell(&self, pfn: u64, order: u32) -> bool {
+        match self.protocol {
+            Protocol::PfnArray => self
+                .page_size
+                .balloon_pfn(pfn + (1 << order))
+                .is_some_and(|end| end != 0),
+            Protocol::PageBitmap(_) | Protocol::PageBitmap2016 => self
+                .page_size
+                .frames(pfn, order, self.shift_of(order))
+                .is_some(),
+        }
+    }
+
+    /// The `page_shift` to tell the host of a block of `order` with.
+    fn shift_of(&self, order: u32) -> u32 {
+        let shift = self.page_size.shift() + order;
+
+        if order > 0 && self.protocol.takes(shift) {
+            shift
+        } else {
+            BALLOON_PAGE_SHIFT
+        }
+    }
+
+    fn pipe(&mut self, direction: Direction) -> &mut Pipe {
+        match direction {
+            Direction::Inflate => &mut self.inflate,
+            Direction::Deflate => &mut self.deflate,
+        }
+    }
+
+    /// Puts the block of `order` at guest page `pfn` into a message of a flight. May send others and
+    /// wait for the host. Allocates nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`ERANGE`] if the host cannot be told of this block, in which case nothing has changed; else
+    /// the device is unusable.
+    pub(super) fn tell(
+        &mut self,
+        direction: Direction,
+        flight: Flight,
+        pfn: u64,
+        order: u32,
+    ) -> Result {
+        self.check()?;
+        if !self.can_tell(pfn, order) {
+            return Err(ERANGE);
+        }
+        if self.protocol == Protocol::PfnArray {
+            let first = self.page_size.balloon_pfn(pfn).ok_or(ERANGE)?;
+            for i in 0..self.page_size.balloon_pages(order) {
+                // CAST: `can_tell` has checked the last one.
+                self.tell_pfn(direction, flight, first.wrapping_add(i as u32))?;
+            }
+            return Ok(());
+        }
+        let shift = self.shift_of(order);
+        let (first, count) = self
+            .page_size
+            .frames(pfn, order, shift)
+            .ok_or(ERANGE)?;
+        if shift != self.page_shift {
+            self.flush(direction)?;
+            self.page_shift = shift;
+        }
+        for frame in first..first + count {
+            self.tell_frame(direction, flight, frame)?;
+        }
+        Ok(())
+    }
+
+    /// Adds an entry to the array that is being filled.
+    fn tell_pfn(&mut self, direction: Direction, flight: Flight, pfn: u32) -> Result {
+        if self.open[0].is_none() {
+            self.open[0] = Some(self.acquire(direction, flight)?);
+        }
+        let little_endian = self.little_endian;
+        let Some(message) = &mut self.open[0] else {
+            return Err(EIO);
+        };
+        let at = message.cargo.filled;
+        let bytes = if little_endian {
+            pfn.to_le_bytes()
+        } else {
+            pfn.to_ne_bytes()
+        };
+        if let Some(word) = message.piece_mut(0).get_mut(at / 2) {
+            let half = at % 2 * PFN_BYTES;
+            word.as_mut_bytes()[half..half + PFN_BYTES].copy_from_slice(&bytes);
+        }
+        message.cargo.filled = at + 1;
+        if at + 1 == PFN_ARRAY_MAX {
+            self.close(direction, 0)?;
+        }
+        Ok(())
+    }
+
+    /// Sets the bit of a frame, of the size that the open windows have.
+    fn tell_frame(&mut self, direction: Direction, flight: Flight, frame: u64) -> Result {
+        let (number, bit) = self.window.locate(frame);
+        let mut place = self.table.find(number);
+
+        if let Place::Evict(slot) = place {
+            self.close(direction, slot)?;
+            place = Place::Free(slot);
+        }
+        let slot = match place {
+            Place::Open(slot) => slot,
+            Place::Free(slot) | Place::Evict(slot) => {
+                let message = self.acquire(direction, flight)?;
+                if let Some(open) = self.open.get_mut(slot) {
+                    *open = Some(message);
+                }
+                slot
+            }
+        };
+        if let Some(Some(message)) = self.open.get_mut(slot) {
+            let bits = Message::PIECE_WORDS * crate::bitmap::WORD_BITS;
+
+            PfnBitmap::new(message.piece_mut(1 + bit / bits)).set(bit % bits);
+            self.table.note(slot, number, bit);
+        }
+        Ok(())
+    }
+
+    /// Gets a message for a flight, waiting for the host to return one if need be.
+    fn acquire(&mut self, direction: Direction, flight: Flight) -> Result<KBox<Message>> {
+        let mut message = loop {
+            if let Some(message) = self.idle.pop() {
+                break message;
+            }
+            if self.pipe(direction).outstanding == [0; Flight::COUNT] {
+                // All messages are open, none is on its way.
+                self.flush(direction)?;
+            }
+            self.wait_for_one(direction)?;
+        };
+
+        message.cargo = Cargo { flight, filled: 0 };
+        Ok(message)
+    }
+
+    /// Sends what is in a slot.
+    fn close(&mut self, direction: Direction, slot: usize) -> Result {
+        let window = self.table.close(slot);
+        let Some(mut message) = self.open.get_mut(slot).and_then(Option::take) else {
+            return Ok(());
+        };
+        let flight = message.cargo.flight;
+
+        match window {
+            Some(window) => {
+                let header = window.header(self.window, 0, self.page_shift).encode();
+                for (word, bytes) in message.piece_mut(0).iter_mut().zip(header.chunks_exact(8)) {
+                    word.as_mut_bytes().copy_from_slice(bytes);
+                }
+                message.select(0, 0..Header::LEN);
+
+                let words = window.words();
+                let mut at = 0;
+                let mut piece = 1;
+                while at < u32_as_usize(self.window.bytes()) / size_of::<u64>() {
+                    let from = words.start.saturating_sub(at);
+                    let to = words.end.saturating_sub(at).min(Message::PIECE_WORDS);
+                    message.select(piece, from * size_of::<u64>()..to * size_of::<u64>());
+                    at += Message::PIECE_WORDS;
+                    piece += 1;
+                }
+            }
+            None => {
+                let bytes = message.cargo.filled * PFN_BYTES;
+                message.select(0, 0..bytes);
+            }
+        }
+
+        loop {
+            match self.pipe(direction).queue.send(message) {
+                Ok(()) => break,
+                Err((back, ENOSPC)) if self.pipe(direction).outstanding != [0; Flight::COUNT] => {
+                    message = back;
+                    self.wait_for_one(direction)?;
+                }
+                Err((back, e)) => {
+                    self.recycle(back);
+                    return self.fail(e);
+                }
+            }
+        }
+        let pipe = self.pipe(direction);
+        pipe.outstanding[flight.index()] += 1;
+        match pipe.queue.kick() {
+            Ok(()) => Ok(()),
+            Err(e) => self.fail(e),
+        }
+    }
+
+    /// Whether the device is still usable.
+    fn check(&self) -> Result {
+        self.failed.map_or(Ok(()), Err)
+    }
+
+    /// Takes note that the device is unusable.
+    fn fail<T>(&mut self, e: Error) -> Result<T> {
+        self.failed = Some(e);
+        Err(e)
+    }
+
+    /// Sends everything that is open.
+    ///
+    /// # Errors
+    ///
+    /// The device is unusable.
+    pub(super) fn flush(&mut self, direction: Direction) -> Result {
+        self.check()?;
+        for slot in 0..OPEN {
+            self.close(direction, slot)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the host has used all messages of a flight. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`Channel::wait_for_one`].
+    pub(super) fn drain(&mut self, direction: Direction, flight: Flight) -> Result {
+        while self.pipe(direction).outstanding[flight.index()] > 0 {
+            self.wait_for_one(direction)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the host has used a message, and makes that idle again. May sleep.
+    ///
+    /// # Errors
+    ///
+    /// [`EIO`] if the device is broken, [`ENODEV`] if it is gone, [`ETIMEDOUT`] if the device is
+    /// being stopped and the host does not answer.
+    fn wait_for_one(&mut self, direction: Direction) -> Result {
+        let mut slices = 0;
+
+        self.check()?;
+        loop {
+            let pipe = self.pipe(direction);
+            match pipe.queue.take_used() {
+                Ok(Some(message)) => {
+                    let n = &mut pipe.outstanding[message.cargo.flight.index()];
+                    *n = n.saturating_sub(1);
+                    self.recycle(message);
+                    return Ok(());
+                }
+                Ok(None) => (),
+                Err(e) => return self.fail(e),
+            }
+            pipe.queue.wait(msecs_to_jiffies(Patience::SLICE_MS));
+            slices += 1;
+            if self.patience.stopping.load(Relaxed) && slices >= Patience::LAST_SLICES {
+                return self.fail(ETIMEDOUT);
+            }
+            if slices == Patience::SLICES_TO_LOG {
+                dev_warn!(&*self.vdev, "the host has not answered for 10 s, waiting on\n");
+            }
+        }
+    }
+
+    /// Makes a message idle, with nothing in it.
+    fn recycle(&mut self, mut message: KBox<Message>) {
+        message.clear_sent();
+        // There is room for all messages; were there none, one would be freed.
+        let _ = self.idle.push_within_capacity(message);
+    }
+
+    /// The pages that the host may still hold something of, once the device is reset: all that were
+    /// on their way. Forgets the messages.
+    pub(super) fn take_back(&mut self) -> PageList {
+        let mut pages = core::mem::replace(&mut self.limbo, PageList::new());
+
+        for list in &mut self.in_flight {
+            pages.append(core::mem::replace(list, PageList::new()));
+        }
+        pages
+    }
+
+    /// Exchanges the pages of a flight.
+    pub(super) fn pages_of(&mut self, flight: Flight) -> &mut PageList {
+        &mut self.in_flight[flight.index()]
+    }
+}

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! The sysfs group `balloon/` of each device; see `Documentation/ABI`.
+
+use super::balloon::{
+    BalloonData,
+    BalloonDriver, //
+};
+use crate::{
+    logic::window::WindowSize,
+    sysfs::{
+        Attribute,
+        Group,
+        Show,
+        Store, //
+    },
+};
+use core::fmt::Write;
+use kernel::prelude::*;
+
+struct BitmapBytes;
+
+impl Show<BalloonDriver> for BitmapBytes {
+    fn show(data: Pin<&BalloonData>, out: &mut dyn Write) -> Result {
+        let bytes = data.balloon.knobs.lock().window.bytes();
+
+        write!(out, "{bytes}").map_err(|_| ENOSPC)
+    }
+}
+
+impl Store<BalloonDriver> for BitmapBytes {
+    fn store(data: Pin<&BalloonData>, value: &str) -> Result {
+        let bytes = value.parse().map_err(|_| EINVAL)?;
+        let window = WindowSize::new(bytes).ok_or(EINVAL)?;
+
+        data.balloon.knobs.lock().window = window;
+        Ok(())
+    }
+}
+
+struct Target;
+
+impl Show<BalloonDriver> for Target {
+    fn show(data: Pin<&BalloonData>, out: &mut dyn Write) -> Result {
+        write!(out, "{}", data.balloon.target()?).map_err(|_| ENOSPC)
+    }
+}
+
+struct Actual;
+
+impl Show<BalloonDriver> for Actual {
+    fn show(data: Pin<&BalloonData>, out: &mut dyn Write) -> Result {
+        write!(out, "{}", data.balloon.actual()).map_err(|_| ENOSPC)
+    }
+}
+
+struct Protocol;
+
+impl Show<BalloonDriver> for Protocol {
+    fn show(data: Pin<&BalloonData>, out: &mut dyn Write) -> Result {
+        out.write_str(data.balloon.protocol().name())
+            .map_err(|_| ENOSPC)
+    }
+}
+
+static BITMAP_BYTES: Attribute =
+    Attribute::read_write::<BalloonDriver, BitmapBytes>(c"bitmap_bytes");
+static TARGET: Attribute = Attribute::read_only::<BalloonDriver, Target>(c"target");
+static ACTUAL: Attribute = Attribute::read_only::<BalloonDriver, Actual>(c"actual");
+static PROTOCOL: Attribute = Attribute::read_only::<BalloonDriver, Protocol>(c"protocol");
+
+/// The group, as the driver core creates it for each device.
+pub(super) static GROUP: Group<5> =
+    Group::new(c"balloon", &[&BITMAP_BYTES, &TARGET, &ACTUAL, &PROTOCOL]);

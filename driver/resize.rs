@@ -1,0 +1,244 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Inflating and deflating, in steps towards the target.
+
+use super::{
+    balloon::Balloon,
+    channel::{
+        Channel,
+        Direction,
+        Flight, //
+    },
+};
+use crate::{
+    logic::target::{
+        self,
+        Step, //
+    },
+    mm::{
+        self,
+        Block, //
+    },
+    page_list::PageList,
+};
+use kernel::{
+    prelude::*,
+    time::{
+        msecs_to_jiffies,
+        Jiffies, //
+    },
+};
+
+/// The most bytes in a batch of blocks: 1 GiB.
+const BLOCK_BATCH: u64 = 1 << 30;
+/// The most bytes in a batch of single pages: 128 MiB.
+const PAGE_BATCH: u64 = 128 << 20;
+/// The most bytes in a step; after each step the target and what the guest can spare are looked up
+/// anew.
+const STEP: u64 = 4 << 30;
+/// How long to wait for compaction to put pages back, in milliseconds.
+const ISOLATED_MS: u32 = 20;
+
+impl Balloon {
+    /// Moves towards the target until it is met, or cannot be now. Returns when to try again.
+    pub(super) fn resize(&self) -> Option<Jiffies> {
+        loop {
+            let step = match self.next_step() {
+                Ok(step) => step,
+                Err(_) => return None,
+            };
+            let mut guard = self.channel.lock();
+            let channel = (*guard).as_mut()?;
+
+            self.adopt_messages(channel);
+            let moved = match step {
+                Step::Rest => {
+                    self.pace.lock().met();
+                    return None;
+                }
+                Step::Starved => Ok(0),
+                Step::Inflate(pages) => self.inflate(channel, pages),
+                Step::Deflate(pages) => self.deflate(channel, pages),
+            };
+            match (moved, step) {
+                (Ok(0), Step::Deflate(_)) => return Some(msecs_to_jiffies(ISOLATED_MS)),
+                (Ok(0), _) => return Some(self.starved()),
+                (Ok(_), _) => self.pace.lock().moved(),
+                (Err(e), _) => {
+                    self.report_failure(e);
+                    return None;
+                }
+            }
+            mm::relax();
+        }
+    }
+
+    /// Reads the target, and decides.
+    fn next_step(&self) -> Result<Step> {
+        let target = self.read_target()?;
+
+        self.attempts_since_change();
+        Ok(target::step(
+            target,
+            self.pages.pages(),
+            mm::available_pages(),
+            self.reserve(),
+            self.page_size.pages_in(STEP),
+        ))
+    }
+
+    /// Takes up to `want` pages from the guest: blocks as long as there are any, then single pages.
+    /// Returns how many are in the balloon now.
+    ///
+    /// A batch is collected while the host works on the one before.
+    ///
+    /// # Errors
+    ///
+    /// The device is unusable. Pages that were on their way stay there.
+    fn inflate(&self, channel: &mut Channel, want: u64) -> Result<u64> {
+        let before = self.pages.pages();
+        let mut flight = Flight::FIRST;
+        let mut left = want;
+        let mut order = channel.block_order().filter(|order| *order <= Block::MAX_ORDER);
+
+        while left > 0 && !self.interrupted() {
+            let size = order.map_or(1, |order| 1 << order);
+            if left < size {
+                order = None;
+                continue;
+            }
+            let limit = self.page_size.pages_in(match order {
+                Some(_) => BLOCK_BATCH,
+                None => PAGE_BATCH,
+            });
+            let got = self.collect(channel, flight, order, left.min(limit))?;
+
+            channel.flush(Direction::Inflate)?;
+            left -= got;
+            flight = flight.other();
+            self.land(channel, flight)?;
+            if got < left.min(limit) {
+                // There are no more of this size.
+                if order.take().is_none() {
+                    break;
+                }
+            }
+        }
+        self.land(channel, flight.other())?;
+        self.land(channel, flight)?;
+        Ok(self.pages.pages() - before)
+    }
+
+    /// Allocates blocks, or single pages if there is no `order`, and puts them into messages of a
+    /// flight. Returns how many pages there are, which is less than `want` if memory is short.
+    fn collect(
+        &self,
+        channel: &mut Channel,
+        flight: Flight,
+        order: Option<u32>,
+        want: u64,
+    ) -> Result<u64> {
+        let mut got = 0;
+
+        loop {
+            let next = match order {
+                Some(order) if got + (1 << order) <= want => Block::alloc(order),
+                None if got < want => Block::alloc_page(),
+                _ => break,
+            };
+            let Some(mut block) = next else {
+                break;
+            };
+            let (pfn, order) = (block.pfn(), block.order());
+
+            if !channel.can_tell(pfn, order) {
+                // Too far up for this host. It goes back to the guest, who would give it to us
+                // again and again: enough of this size.
+                break;
+            }
+            block.mark_offline();
+            got += block.pages();
+            channel.pages_of(flight).push(block);
+            channel.tell(Direction::Inflate, flight, pfn, order)?;
+            if got % 1024 == 0 {
+                mm::relax();
+            }
+        }
+        Ok(got)
+    }
+
+    /// Waits until the host has taken the pages of a flight, and takes them into the balloon.
+    fn land(&self, channel: &mut Channel, flight: Flight) -> Result {
+        channel.drain(Direction::Inflate, flight)?;
+
+        let list = core::mem::replace(channel.pages_of(flight), PageList::new());
+        if !list.is_empty() {
+            self.pages.admit(list);
+            self.write_actual()?;
+        }
+        Ok(())
+    }
+
+    /// Gives up to `want` pages back to the guest. Returns how many.
+    ///
+    /// # Errors
+    ///
+    /// The device is unusable. Pages that were on their way stay there.
+    fn deflate(&self, channel: &mut Channel, want: u64) -> Result<u64> {
+        let flight = Flight::FIRST;
+        let mut left = want;
+
+        while left > 0 && !self.interrupted() {
+            let batch = left.min(self.page_size.pages_in(BLOCK_BATCH));
+            let mut list = PageList::new();
+            let got = self.pages.remove(batch, &mut list);
+            if got == 0 {
+                break;
+            }
+            left -= got;
+
+            channel.pages_of(flight).append(list);
+            self.tell_all(channel, Direction::Deflate, flight)?;
+            channel.drain(Direction::Deflate, flight)?;
+            drop(core::mem::replace(channel.pages_of(flight), PageList::new()));
+            self.write_actual()?;
+        }
+        Ok(want - left)
+    }
+
+    /// Puts the pages of a flight into messages and sends them.
+    fn tell_all(&self, channel: &mut Channel, direction: Direction, flight: Flight) -> Result {
+        let list = core::mem::replace(channel.pages_of(flight), PageList::new());
+        let told = list
+            .iter()
+            .try_for_each(|(pfn, order)| channel.tell(direction, flight, pfn, order));
+
+        channel.pages_of(flight).append(list);
+        told?;
+        channel.flush(direction)
+    }
+
+    /// Gives all pages back to the guest, telling the host as long as it answers. For the end: what
+    /// the host was not told of stays on its way until the device is reset.
+    pub(super) fn deflate_all(&self, channel: &mut Channel) {
+        /// How often to wait for compaction to put pages back: 10 s in all.
+        const TRIES: u32 = 500;
+
+        let mut tries = 0;
+
+        while self.pages.pages() > 0 && tries < TRIES {
+            if self.deflate(channel, self.pages.pages()).is_err() {
+                let mut list = PageList::new();
+
+                self.pages.remove(self.pages.pages(), &mut list);
+                channel.limbo.append(list);
+            }
+            if self.pages.pages() > 0 {
+                kernel::time::delay::fsleep(kernel::time::Delta::from_millis(i64::from(
+                    ISOLATED_MS,
+                )));
+                tries += 1;
+            }
+        }
+    }
+}
