@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+#
+# What people type. What kbuild builds is in Kbuild; how the machine is set up is in tools/setup.
+# `make help` lists the targets.
+
+MAKEFLAGS += --no-print-directory --no-builtin-rules
+
+# Every step uses all processors by itself.
+.NOTPARALLEL:
+
+ifneq ($(KDIR),)
+# The usual convention: build against a kernel tree with Rust metadata, with this machine's compilers.
+kdir_default := module
+endif
+
+.DEFAULT_GOAL := $(or $(kdir_default),modules-stock)
+
+setup := tools/setup/setup
+module := tools/setup/build-module
+in-root := tools/setup/in-root
+cargo := $(in-root) env CARGO_TARGET_DIR=$(CURDIR)/build/tools CARGO_TERM_PROGRESS_WHEN=never cargo
+vm = @set -a && eval "$$(tools/setup/env)" && exec $(in-root) build/tools/release/vbrs-vm
+kbuild = $(MAKE) -C $(or $(KDIR),$(error KDIR=/path/to/kernel/build is needed)) M=$(CURDIR) MO=$(CURDIR)/build/kdir
+manifest := --manifest-path tools/Cargo.toml
+GUEST ?= uml
+
+##@ Module
+
+.PHONY: module
+module: ## build build/kdir/virtio-balloon-rs.ko for any tree with Rust metadata (what `make KDIR=/path` does)
+	@mkdir -p build/kdir
+	@$(kbuild) modules
+
+.PHONY: modules_install install
+modules_install: ## install that module (INSTALL_MOD_PATH works as usual): make modules_install KDIR=/path
+	@$(kbuild) modules_install
+install: modules_install ## the same
+
+.PHONY: modules-stock modules-uml modules-uml-lean modules-debug
+modules-stock: ## build build/stock/virtio-balloon-rs.ko for Debian's stock kernel (what `make` does)
+	@$(setup) kernel
+	@$(module) stock
+modules-uml: ## build it for User Mode Linux with lock checking
+	@$(setup) uml
+	@$(module) uml
+modules-uml-lean: ## build it for User Mode Linux without any checking
+	@$(setup) uml-lean
+	@$(module) uml-lean
+modules-debug: ## build it for the x86 kernel with all checks
+	@$(setup) debug
+	@$(module) debug
+
+##@ Host
+
+.PHONY: tools
+tools: ## build the host daemon, balloonctl and the test runner into build/tools/release
+	@$(setup) root
+	@echo '  CARGO   build/tools/release'
+	@$(cargo) build $(manifest) --release --locked --quiet
+
+.PHONY: test-host
+test-host: ## run the tests that need no guest
+	@$(setup) root
+	@$(cargo) test $(manifest) --workspace --locked --quiet
+
+##@ Guests
+
+.PHONY: demo
+demo: modules-stock tools ## show a stock guest giving 3 of its 4 GiB back to the host
+	$(vm) demo $(ARGS)
+
+.PHONY: shell
+shell: modules-$(GUEST) tools ## an interactive guest with module and daemon: GUEST=uml|uml-lean|stock|debug
+	$(vm) shell --guest $(GUEST) $(ARGS)
+
+.PHONY: bench
+bench: modules-stock modules-uml-lean tools ## measure speed against the C driver
+	$(vm) bench $(ARGS)
+
+##@ Checks
+
+.PHONY: check
+check: modules-stock modules-uml modules-uml-lean modules-debug tools ## everything: lint, host tests, all guests
+	$(vm) check $(ARGS)
+
+.PHONY: lint
+lint: lint-scripts lint-format lint-module lint-tools ## formatting and lints of module, tools and scripts
+
+.PHONY: lint-scripts lint-format lint-module lint-tools
+lint-scripts:
+	@$(setup) root
+	@echo '  LINT    scripts'
+	@$(in-root) shellcheck -x $$(grep -rlIE '^#!/bin/(ba)?sh|^# shellcheck shell=' --exclude-dir=build --exclude-dir=.git .)
+lint-format:
+	@$(setup) kernel
+	@echo '  LINT    format'
+	@eval "$$(tools/setup/env)" && $(in-root) rustfmt --check --edition 2021 \
+		--config-path "$$VBRS_KERNEL_SOURCE/.rustfmt.toml" \
+		$$(find . -name '*.rs' ! -name '*_generated.rs' ! -path './tools/*' ! -path './build/*')
+	@$(cargo) fmt $(manifest) --all --check
+lint-module:
+	@$(setup) kernel
+	@echo '  LINT    module'
+	@$(module) stock --lint
+lint-tools:
+	@$(setup) root
+	@echo '  LINT    tools'
+	@$(cargo) clippy $(manifest) --workspace --all-targets --locked --quiet -- -D warnings
+
+##@ Set-up
+
+.PHONY: setup
+setup: ## bring everything that any target needs into the cache
+	@$(setup) all
+
+# Where `make -C KDIR M=$PWD` without MO leaves things.
+module_dirs := . driver logic mm virtio
+
+.PHONY: clean
+clean: ## remove everything that was built here; the cache stays
+	@rm -rf build
+	@rm -f $(foreach dir,$(module_dirs),$(wildcard $(addprefix $(dir)/,*.o *.ko *.mod *.mod.c *.rmeta .*.cmd .*.d \
+		.module-common.o Module.symvers modules.order bindings_generated.rs bindings_helpers_generated.rs)))
+
+.PHONY: distclean
+distclean: clean ## the same, and remove the cache
+	@$(setup) --remove-cache
+
+.PHONY: help
+help: ## list the targets
+	@awk -F ':[^#]*## ' '/^##@ / { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z][a-z_ -]*:.*## / { printf "  %-18s %s\n", $$1, $$2 }' Makefile
