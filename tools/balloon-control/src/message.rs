@@ -1,0 +1,360 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! What goes over the control socket.
+//!
+//! Fields are only ever added within a version; a client ignores those it does not know, the daemon
+//! refuses a request with one it does not know.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// What a client asks, one object a line.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "cmd", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum Request {
+    /// Sets how much memory the balloon is to take from the guest. Answered by [`Reply::Target`].
+    Target {
+        /// A size as [`crate::size`] reads it, or a number of bytes.
+        size: SizeField,
+        /// Allows a target above the guest's memory.
+        #[serde(default)]
+        force: bool,
+    },
+    /// Asks for everything the daemon knows. Answered by [`Reply::Status`].
+    Status {
+        /// Has the guest refresh its statistics first, waiting for up to a second.
+        #[serde(default)]
+        stats: bool,
+    },
+    /// Waits until the balloon has its target size. Answered by [`Reply::Wait`].
+    Wait {
+        /// How long to wait, in milliseconds; without it, for ever.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
+    /// Turns the connection into a stream of [`Event`]s, the first of which tells the state now.
+    Watch {},
+    /// Sets the faults of a daemon that was started with `--fault`; for tests. Answered by
+    /// [`Reply::Fault`].
+    Fault {
+        /// The faults from now on, as `--fault` takes them; none ends them all and completes what
+        /// was withheld.
+        set: Vec<String>,
+    },
+}
+
+/// A size in a request.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(
+    untagged,
+    expecting = "size is neither a number of bytes nor a text like \"1G\" or \"25%\""
+)]
+pub enum SizeField {
+    /// Bytes.
+    Bytes(u64),
+    /// As people write it.
+    Text(String),
+}
+
+/// A request together with what may stand around it.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Response {
+    /// [`crate::VERSION`].
+    pub v: u32,
+    /// Whether the request was carried out.
+    pub ok: bool,
+    /// The answer, if it was.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub result: Option<Reply>,
+    /// What was wrong, if it was not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub error: Option<Failure>,
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Failure {
+    /// For programs.
+    pub code: FailureCode,
+    /// For people: what was wrong and what is allowed.
+    pub message: String,
+}
+
+/// Kinds of failure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FailureCode {
+    /// The line is not a request.
+    BadRequest,
+    /// The request asks for a version the daemon does not speak.
+    BadVersion,
+    /// A value is out of what is allowed.
+    BadValue,
+    /// The request is not allowed on this daemon.
+    NotAllowed,
+    /// There are too many connections.
+    Busy,
+    /// A kind that this version of the client does not know.
+    #[serde(other)]
+    Other,
+}
+
+/// The answer to a request that was carried out.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "reply", rename_all = "kebab-case")]
+pub enum Reply {
+    /// To [`Request::Target`].
+    Target {
+        /// The target now, in bytes.
+        target_bytes: u64,
+        /// The movement that this target began.
+        movement: Movement,
+    },
+    /// To [`Request::Status`].
+    Status(Box<Status>),
+    /// To [`Request::Wait`].
+    Wait {
+        /// Whether the balloon has its target size; else the time was up.
+        reached: bool,
+        /// The size of the balloon, in bytes.
+        actual_bytes: u64,
+        /// The movement that is waited for.
+        movement: Movement,
+    },
+    /// To [`Request::Fault`].
+    Fault {
+        /// The faults now.
+        set: Vec<String>,
+    },
+}
+
+/// The way from one target to the next.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Movement {
+    /// Counts targets; 0 is the time before the first.
+    pub id: u64,
+    /// The size of the balloon when the target was set, in bytes.
+    pub from_bytes: u64,
+    /// The target, in bytes.
+    pub target_bytes: u64,
+    /// Whether the balloon has had this size since.
+    pub reached: bool,
+    /// From setting the target to reaching it, or to now, in milliseconds.
+    pub elapsed_ms: f64,
+    /// What happened in that time.
+    pub counters: Counters,
+}
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// What the daemon has counted; all begin at 0 and never fall.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+        #[serde(default)]
+        pub struct Counters {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        impl Counters {
+            /// What was counted since `earlier`.
+            pub fn since(&self, earlier: &Self) -> Self {
+                Self {
+                    $($name: self.$name.saturating_sub(earlier.$name),)*
+                }
+            }
+
+            /// Each counter with its name.
+            pub fn each(&self) -> impl Iterator<Item = (&'static str, u64)> {
+                [$((stringify!($name), self.$name),)*].into_iter()
+            }
+        }
+    };
+}
+
+/// Calls a macro with the list of all counters, so that there is one list of them.
+#[macro_export]
+macro_rules! for_each_counter {
+    ($then:ident) => {
+        $then! {
+            /// Notifications of the guest that queues were looked at for.
+            kicks,
+            /// Requests taken from the inflate and deflate queues.
+            requests,
+            /// Of these, from the inflate queue.
+            inflate_requests,
+            /// Of these, from the deflate queue.
+            deflate_requests,
+            /// Page-bitmap records in them.
+            records,
+            /// Merged runs of pages in them.
+            runs,
+            /// Bytes of these requests, headers included.
+            wire_bytes,
+            /// Balloon pages of 4096 bytes taken from the guest.
+            inflated_pages,
+            /// Balloon pages of 4096 bytes given back to the guest.
+            deflated_pages,
+            /// Requests taken from the reporting queue.
+            report_requests,
+            /// Bytes of free pages reported.
+            reported_bytes,
+            /// Bytes given back to the host.
+            discarded_bytes,
+            /// System calls that gave them back.
+            discard_calls,
+            /// Time spent in these, in nanoseconds.
+            discard_ns,
+            /// Bytes not given back because they cover only a part of a host page.
+            partial_bytes,
+            /// Bytes populated for the guest before it uses them again.
+            prefetched_bytes,
+            /// Statistics received.
+            stats_requests,
+            /// Free page hints received; the daemon asks for none.
+            hint_requests,
+            /// Interrupts sent to the guest.
+            interrupts,
+            /// Times the frontend read config space.
+            config_reads,
+            /// Times the frontend wrote config space.
+            config_writes,
+            /// Reads that went past the end of config space.
+            config_reads_beyond,
+            /// Config-change notifications sent.
+            config_changes,
+            /// Everything that was refused or failed; `errors` has it by kind.
+            errors,
+        }
+    };
+}
+
+for_each_counter!(counters);
+
+/// Everything the daemon knows.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// The daemon itself.
+    pub daemon: DaemonStatus,
+    /// Who is connected.
+    pub frontend: FrontendStatus,
+    /// The guest's memory.
+    pub memory: MemoryStatus,
+    /// The balloon.
+    pub balloon: BalloonStatus,
+    /// The way to the target now.
+    pub movement: Movement,
+    /// All that was counted since the daemon started.
+    pub counters: Counters,
+    /// What was refused or failed, by kind; kinds that never happened are left out.
+    pub errors: BTreeMap<String, u64>,
+    /// The newest statistics of the guest, if it ever sent any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub guest_stats: Option<GuestStats>,
+}
+
+/// The daemon itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DaemonStatus {
+    /// Version of the program.
+    pub version: String,
+    /// Process id.
+    pub pid: u32,
+    /// Time since its start, in milliseconds.
+    pub uptime_ms: u64,
+    /// `bitmap`, `2016` or `pfn-array`: what it was told to speak.
+    pub dialect: String,
+    /// Names of the balloon features it offers.
+    pub features: Vec<String>,
+    /// Faults it plays, see `--fault`.
+    pub faults: Vec<String>,
+}
+
+/// Who is connected.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct FrontendStatus {
+    /// Whether a frontend is connected.
+    pub connected: bool,
+    /// Whether the guest's driver has taken the device into use.
+    pub driver: bool,
+    /// Names of the features the driver acknowledged.
+    pub features: Vec<String>,
+    /// `page-bitmap`, `page-bitmap-2016` or `pfn-array`; empty before negotiation.
+    pub protocol: String,
+    /// What the queues are for, by number.
+    pub queues: Vec<String>,
+}
+
+/// The guest's memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MemoryStatus {
+    /// All of it, in bytes; 0 without a guest.
+    pub bytes: u64,
+    /// Its regions, by ascending address.
+    pub regions: Vec<RegionStatus>,
+}
+
+/// A region of guest memory.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RegionStatus {
+    /// Guest physical address.
+    pub guest_addr: u64,
+    /// Size, in bytes.
+    pub bytes: u64,
+    /// `shared` (a file, given back by hole punching) or `private` (by DONTNEED).
+    pub backing: String,
+    /// Size of a page on the host, in bytes.
+    pub host_page_bytes: u64,
+}
+
+/// The balloon.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct BalloonStatus {
+    /// What it is to hold, in bytes.
+    pub target_bytes: u64,
+    /// The same in balloon pages of 4096 bytes, as it stands in config space.
+    pub target_pages: u32,
+    /// What it holds according to the guest, in bytes.
+    pub actual_bytes: u64,
+    /// The same in balloon pages of 4096 bytes, as it stands in config space.
+    pub actual_pages: u32,
+    /// Whether both are equal.
+    pub reached: bool,
+}
+
+/// Statistics of the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestStats {
+    /// How old they are, in milliseconds.
+    pub age_ms: u64,
+    /// Values by name, as the virtio specification names them; unknown tags as `tag-N`.
+    pub values: BTreeMap<String, u64>,
+}
+
+/// What a watcher is told, one object a line.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// [`crate::VERSION`].
+    pub v: u32,
+    /// Time since the daemon's start, in milliseconds.
+    pub at_ms: u64,
+    /// What happened.
+    #[serde(flatten)]
+    pub what: EventKind,
+}
+
+/// What happened. States in quick succession are told as the last of them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "event", rename_all = "kebab-case")]
+pub enum EventKind {
+    /// The first event of a stream, and whenever a frontend comes, goes or negotiates.
+    Frontend(FrontendStatus),
+    /// Target or size of the balloon changed; also sent at the start of a stream.
+    Balloon(BalloonStatus),
+    /// The guest sent statistics.
+    Stats(GuestStats),
+    /// More was refused or failed; all kinds with their count.
+    Errors {
+        /// Count by kind.
+        errors: BTreeMap<String, u64>,
+    },
+}

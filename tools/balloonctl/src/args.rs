@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! The command line.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Duration;
+
+use balloon_control::Size;
+use balloon_control::size::SizeError;
+use clap::{Parser, Subcommand};
+
+use crate::timeout::timeout;
+
+const AFTER: &str = "\
+Sizes are a number of bytes, or a number with K, M, G, T (or KiB, MiB, GiB, TiB): powers of 1024; \
+or a percentage of the guest's memory. They are sizes of the balloon: what is taken from the guest, \
+not what is left to it.
+
+Exit status: 0 done, 1 failed, 2 wrong command line or value, 3 no daemon (or it went away), \
+4 the time was up.";
+
+/// Steers and watches a vhost-device-balloon
+#[derive(Debug, Parser)]
+#[command(name = "balloonctl", version, max_term_width = 100, after_help = AFTER)]
+pub(crate) struct Args {
+    /// The daemon's control socket
+    #[arg(short, long, value_name = "PATH")]
+    pub(crate) control_path: PathBuf,
+
+    /// Print JSON, one object a line
+    #[arg(long, global = true)]
+    pub(crate) json: bool,
+
+    /// What to do
+    #[command(subcommand)]
+    pub(crate) command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Command {
+    /// Set the size of the balloon: how much memory is taken from the guest
+    Target {
+        /// Such as 1G, 512M, 1.5GiB, 25% or 0
+        size: BalloonSize,
+        /// Allow more than the guest's memory
+        #[arg(long)]
+        force: bool,
+        /// Wait until the balloon has this size
+        #[arg(long)]
+        wait: bool,
+        /// Wait, but not longer than this, such as 500ms, 10s or 2m
+        #[arg(long, value_name = "TIME", value_parser = timeout)]
+        timeout: Option<Duration>,
+    },
+    /// Wait until the balloon has its target size
+    Wait {
+        /// Not longer than this, such as 500ms, 10s or 2m
+        #[arg(long, value_name = "TIME", value_parser = timeout)]
+        timeout: Option<Duration>,
+    },
+    /// Show everything the daemon knows
+    Status {
+        /// Have the guest send new statistics first
+        #[arg(long)]
+        stats: bool,
+    },
+    /// Tell each change as it happens
+    Watch,
+    /// Set the faults of a daemon started with --fault; none ends them
+    #[command(hide = true)]
+    Fault {
+        /// As for the daemon's --fault
+        set: Vec<String>,
+    },
+}
+
+/// A size; a whole number of pages, unless it is a percentage.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BalloonSize(pub(crate) Size);
+
+impl FromStr for BalloonSize {
+    type Err = SizeError;
+
+    fn from_str(text: &str) -> Result<Self, SizeError> {
+        let size: Size = text.parse()?;
+        if matches!(size, Size::Bytes(_)) {
+            size.pages(0)?;
+        }
+        Ok(Self(size))
+    }
+}

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! Steers and watches a `vhost-device-balloon` over its control socket.
+
+#![forbid(unsafe_code)]
+
+mod args;
+mod show;
+mod timeout;
+
+use std::io::{self, Write as _};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use balloon_control::client::{ClientError, Waited};
+use balloon_control::message::{Failure, FailureCode, SizeField};
+use balloon_control::{Client, Size};
+use clap::Parser as _;
+use serde_json::json;
+
+use crate::args::{Args, Command};
+
+/// What scripts can tell from the exit status.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Status {
+    Done = 0,
+    Failed = 1,
+    Usage = 2,
+    NoDaemon = 3,
+    TimeUp = 4,
+}
+
+/// Why a command ended early.
+enum Trouble {
+    Client(ClientError),
+    Output(io::Error),
+}
+
+impl From<ClientError> for Trouble {
+    fn from(error: ClientError) -> Self {
+        Self::Client(error)
+    }
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        Self::Output(error)
+    }
+}
+
+fn main() -> ExitCode {
+    let args = Args::parse();
+    let status = match run(&args) {
+        Ok(status) => status,
+        // Who reads has seen enough, as in `balloonctl watch | head`.
+        Err(Trouble::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => Status::Done,
+        Err(Trouble::Output(error)) => {
+            eprintln!("error: {error}");
+            Status::Failed
+        }
+        Err(Trouble::Client(error)) => {
+            if args.json {
+                eprintln!("{}", json!({ "error": failure(&error) }));
+            } else {
+                eprintln!("error: {error}");
+            }
+            match &error {
+                ClientError::Connect { .. } | ClientError::Gone => Status::NoDaemon,
+                ClientError::Refused(Failure {
+                    code: FailureCode::BadValue,
+                    ..
+                }) => Status::Usage,
+                _ => Status::Failed,
+            }
+        }
+    };
+    ExitCode::from(status as u8)
+}
+
+fn failure(error: &ClientError) -> Failure {
+    match error {
+        ClientError::Refused(failure) => failure.clone(),
+        other => Failure {
+            code: FailureCode::Other,
+            message: other.to_string(),
+        },
+    }
+}
+
+fn run(args: &Args) -> Result<Status, Trouble> {
+    let mut client = Client::connect(&args.control_path)?;
+    let mut out = io::stdout().lock();
+    match &args.command {
+        Command::Target {
+            size,
+            force,
+            wait,
+            timeout,
+        } => {
+            let field = match size.0 {
+                Size::Bytes(bytes) => SizeField::Bytes(bytes),
+                Size::Share(_) => SizeField::Text(size.0.to_string()),
+            };
+            let movement = client.target(field, *force)?;
+            if *wait || timeout.is_some() {
+                return wait_for(&mut client, args, *timeout, &mut out);
+            }
+            match args.json {
+                true => print_json(&mut out, &movement)?,
+                false => show::target(&mut out, &movement)?,
+            }
+        }
+        Command::Wait { timeout } => return wait_for(&mut client, args, *timeout, &mut out),
+        Command::Status { stats } => {
+            let status = client.status(*stats)?;
+            match args.json {
+                true => print_json(&mut out, &status)?,
+                false => show::status(&mut out, &status)?,
+            }
+        }
+        Command::Watch => {
+            for event in client.watch()? {
+                let event = event?;
+                match args.json {
+                    true => print_json(&mut out, &event)?,
+                    false => show::event(&mut out, &event)?,
+                }
+                out.flush()?;
+            }
+            return Err(ClientError::Gone.into());
+        }
+        Command::Fault { set } => {
+            let set: Vec<_> = set.iter().map(String::as_str).collect();
+            client.fault(&set)?;
+        }
+    }
+    Ok(Status::Done)
+}
+
+fn wait_for(
+    client: &mut Client,
+    args: &Args,
+    timeout: Option<Duration>,
+    out: &mut impl io::Write,
+) -> Result<Status, Trouble> {
+    let Waited {
+        reached,
+        actual_bytes,
+        movement,
+    } = client.wait(timeout)?;
+    if args.json {
+        let answer = json!({
+            "reached": reached,
+            "actual_bytes": actual_bytes,
+            "movement": movement,
+        });
+        print_json(out, &answer)?;
+    } else {
+        show::waited(out, reached, actual_bytes, &movement)?;
+    }
+    Ok(if reached { Status::Done } else { Status::TimeUp })
+}
+
+fn print_json(out: &mut impl io::Write, value: &impl serde::Serialize) -> io::Result<()> {
+    serde_json::to_writer(&mut *out, value)?;
+    writeln!(out)
+}

@@ -1,0 +1,160 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! What people read.
+
+use std::io::{self, Write};
+
+use balloon_control::message::{
+    BalloonStatus, Counters, Event, EventKind, FrontendStatus, GuestStats, Movement, Status,
+};
+use balloon_control::size::human;
+
+pub(crate) fn target(out: &mut impl Write, movement: &Movement) -> io::Result<()> {
+    writeln!(
+        out,
+        "target {} (balloon is {})",
+        human(movement.target_bytes),
+        human(movement.from_bytes)
+    )
+}
+
+pub(crate) fn waited(
+    out: &mut impl Write,
+    reached: bool,
+    actual_bytes: u64,
+    movement: &Movement,
+) -> io::Result<()> {
+    if reached {
+        writeln!(out, "{}", way(movement))
+    } else {
+        writeln!(
+            out,
+            "not reached: balloon is {} of {} after {:.1} ms",
+            human(actual_bytes),
+            human(movement.target_bytes),
+            movement.elapsed_ms
+        )
+    }
+}
+
+pub(crate) fn status(out: &mut impl Write, status: &Status) -> io::Result<()> {
+    writeln!(out, "balloon   {}", balloon(&status.balloon))?;
+    let memory = &status.memory;
+    if memory.bytes != 0 {
+        writeln!(
+            out,
+            "guest     {} in {} region(s)",
+            human(memory.bytes),
+            memory.regions.len()
+        )?;
+    }
+    writeln!(out, "frontend  {}", frontend(&status.frontend))?;
+    if status.movement.id != 0 {
+        writeln!(out, "movement  {}", way(&status.movement))?;
+    }
+    writeln!(out, "since the start")?;
+    counters(out, &status.counters)?;
+    if !status.errors.is_empty() {
+        writeln!(out, "refused or failed")?;
+        for (kind, count) in &status.errors {
+            writeln!(out, "  {kind:20} {count}")?;
+        }
+    }
+    if let Some(stats) = &status.guest_stats {
+        writeln!(out, "statistics of the guest, {} ms old", stats.age_ms)?;
+        for (name, value) in &stats.values {
+            writeln!(out, "  {name:20} {value}")?;
+        }
+    }
+    let daemon = &status.daemon;
+    writeln!(
+        out,
+        "daemon    {} (pid {}), dialect {}, offers {}, up {} s",
+        daemon.version,
+        daemon.pid,
+        daemon.dialect,
+        list(&daemon.features),
+        daemon.uptime_ms / 1000
+    )?;
+    if !daemon.faults.is_empty() {
+        writeln!(out, "faults    {}", list(&daemon.faults))?;
+    }
+    Ok(())
+}
+
+pub(crate) fn event(out: &mut impl Write, event: &Event) -> io::Result<()> {
+    let at = event.at_ms as f64 / 1000.0;
+    match &event.what {
+        EventKind::Frontend(now) => writeln!(out, "{at:10.3} frontend {}", frontend(now)),
+        EventKind::Balloon(now) => writeln!(out, "{at:10.3} balloon {}", balloon(now)),
+        EventKind::Stats(GuestStats { values, .. }) => {
+            let values: Vec<_> = values.iter().map(|(n, v)| format!("{n}={v}")).collect();
+            writeln!(out, "{at:10.3} statistics {}", values.join(" "))
+        }
+        EventKind::Errors { errors } => {
+            let errors: Vec<_> = errors.iter().map(|(k, n)| format!("{k}={n}")).collect();
+            writeln!(out, "{at:10.3} refused {}", errors.join(" "))
+        }
+    }
+}
+
+fn counters(out: &mut impl Write, counters: &Counters) -> io::Result<()> {
+    for (name, value) in counters.each().filter(|(_, value)| *value != 0) {
+        writeln!(out, "  {name:20} {value}")?;
+    }
+    Ok(())
+}
+
+fn balloon(balloon: &BalloonStatus) -> String {
+    if balloon.reached {
+        format!("{}, as wanted", human(balloon.actual_bytes))
+    } else {
+        format!(
+            "{}, target {}",
+            human(balloon.actual_bytes),
+            human(balloon.target_bytes)
+        )
+    }
+}
+
+fn frontend(frontend: &FrontendStatus) -> String {
+    match (frontend.connected, frontend.driver) {
+        (false, _) => "not connected".to_owned(),
+        (true, false) => "connected, no driver".to_owned(),
+        (true, true) => format!(
+            "connected, {}, features {}, queues {}",
+            frontend.protocol,
+            list(&frontend.features),
+            list(&frontend.queues)
+        ),
+    }
+}
+
+fn list(names: &[String]) -> String {
+    match names {
+        [] => "none".to_owned(),
+        names => names.join(","),
+    }
+}
+
+/// A movement in one line.
+fn way(movement: &Movement) -> String {
+    let counters = &movement.counters;
+    let state = if movement.reached {
+        "reached in"
+    } else {
+        "under way for"
+    };
+    format!(
+        "{} -> {}, {state} {:.1} ms: {} requests, {} bytes on the wire, {} given back in {} calls \
+         and {:.1} ms",
+        human(movement.from_bytes),
+        human(movement.target_bytes),
+        movement.elapsed_ms,
+        counters.requests,
+        counters.wire_bytes,
+        human(counters.discarded_bytes),
+        counters.discard_calls,
+        counters.discard_ns as f64 / 1e6
+    )
+}

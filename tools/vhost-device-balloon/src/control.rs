@@ -1,0 +1,381 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! The control socket: line-delimited JSON, a thread for each connection.
+
+use std::collections::BTreeMap;
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use balloon_control::message::{
+    Event, EventKind, Failure, FailureCode, Reply, Request, Response, SizeField,
+};
+use balloon_control::size::{Size, SizeError, human};
+use balloon_control::{LINE_MAX, VERSION};
+use serde::Serialize;
+use tracing::{debug, error};
+
+use crate::fault::Fault;
+use crate::state::State;
+
+/// Connections served at a time.
+const CONNECTIONS_MAX: usize = 64;
+/// How long a client may take to read what it asked for.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the guest may take to refresh its statistics.
+const STATS_TIMEOUT: Duration = Duration::from_secs(1);
+/// How often a waiting thread looks whether its client is still there.
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Serves connections for as long as the process lives.
+///
+/// # Errors
+///
+/// If no thread can be started.
+pub fn spawn(state: Arc<State>, listener: UnixListener) -> io::Result<()> {
+    let connections = Arc::new(AtomicUsize::new(0));
+    thread::Builder::new()
+        .name("control".to_owned())
+        .spawn(move || {
+            for stream in listener.incoming() {
+                match stream {
+                    Ok(stream) => admit(&state, &connections, stream),
+                    Err(e) => {
+                        error!("a control connection cannot be accepted: {e}");
+                        // Out of file descriptors, most likely: let some go.
+                        thread::sleep(Duration::from_millis(100));
+                    }
+                }
+            }
+        })?;
+    Ok(())
+}
+
+fn admit(state: &Arc<State>, connections: &Arc<AtomicUsize>, stream: UnixStream) {
+    if stream.set_write_timeout(Some(WRITE_TIMEOUT)).is_err() {
+        return;
+    }
+    let connection = Connection {
+        state: Arc::clone(state),
+        stream,
+    };
+    if connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
+        connections.fetch_sub(1, Ordering::Relaxed);
+        let failure = fail(
+            FailureCode::Busy,
+            format!("there are {CONNECTIONS_MAX} connections already; close one"),
+        );
+        let _ = connection.answer(Err(failure));
+        return;
+    }
+    let count = Arc::clone(connections);
+    let spawned = thread::Builder::new()
+        .name("control-client".to_owned())
+        .spawn(move || {
+            if let Err(e) = connection.serve() {
+                debug!("a control connection ended: {e}");
+            }
+            count.fetch_sub(1, Ordering::Relaxed);
+        });
+    if let Err(e) = spawned {
+        connections.fetch_sub(1, Ordering::Relaxed);
+        error!("a control connection cannot be served: {e}");
+    }
+}
+
+fn fail(code: FailureCode, message: impl Into<String>) -> Failure {
+    Failure {
+        code,
+        message: message.into(),
+    }
+}
+
+struct Connection {
+    state: Arc<State>,
+    stream: UnixStream,
+}
+
+impl Connection {
+    fn serve(&self) -> io::Result<()> {
+        let mut reader = BufReader::new(&self.stream);
+        let mut line = Vec::new();
+        loop {
+            line.clear();
+            // Room for the line feed, and to see that a line is too long.
+            let limit = LINE_MAX as u64 + 1;
+            let read = (&mut reader).take(limit).read_until(b'\n', &mut line)?;
+            if read == 0 {
+                return Ok(());
+            }
+            if line.pop_if(|b| *b == b'\n').is_none() && line.len() > LINE_MAX {
+                let text = format!("the line is longer than {LINE_MAX} bytes");
+                return self.answer(Err(fail(FailureCode::BadRequest, text)));
+            }
+            if line.iter().all(u8::is_ascii_whitespace) {
+                continue;
+            }
+            match parse(&line) {
+                Err(failure) => self.answer(Err(failure))?,
+                Ok(Request::Watch {}) => return self.watch(),
+                Ok(Request::Wait { timeout_ms }) => match self.wait(timeout_ms)? {
+                    Some(reply) => self.answer(Ok(reply))?,
+                    None => return Ok(()),
+                },
+                Ok(Request::Target { size, force }) => self.answer(self.target(&size, force))?,
+                Ok(Request::Status { stats }) => {
+                    if stats {
+                        self.refresh_stats();
+                    }
+                    let status = Box::new(self.state.status());
+                    self.answer(Ok(Reply::Status(status)))?;
+                }
+                Ok(Request::Fault { set }) => self.answer(self.fault(&set))?,
+            }
+        }
+    }
+
+    fn send(&self, message: &impl Serialize) -> io::Result<()> {
+        let mut line = serde_json::to_vec(message)?;
+        line.push(b'\n');
+        (&self.stream).write_all(&line)
+    }
+
+    fn answer(&self, answer: Result<Reply, Failure>) -> io::Result<()> {
+        let ok = answer.is_ok();
+        let (result, error) = match answer {
+            Ok(reply) => (Some(reply), None),
+            Err(failure) => (None, Some(failure)),
+        };
+        self.send(&Response {
+            v: VERSION,
+            ok,
+            result,
+            error,
+        })
+    }
+
+    fn target(&self, size: &SizeField, force: bool) -> Result<Reply, Failure> {
+        let ram = self.state.memory_bytes();
+        let size = match size {
+            SizeField::Bytes(bytes) => Ok(Size::Bytes(*bytes)),
+            SizeField::Text(text) => text.parse(),
+        };
+        let pages = size
+            .and_then(|size| size.pages(ram))
+            .map_err(|e: SizeError| fail(FailureCode::BadValue, e.to_string()))?;
+        let bytes = u64::from(pages) * balloon_control::BALLOON_PAGE_BYTES;
+        if !force && ram != 0 && bytes > ram {
+            let text = format!(
+                "a balloon of {} is more than the guest's {}; force it if that is meant",
+                human(bytes),
+                human(ram)
+            );
+            return Err(fail(FailureCode::BadValue, text));
+        }
+        Ok(Reply::Target {
+            target_bytes: bytes,
+            movement: self.state.set_target(pages),
+        })
+    }
+
+    /// Waits until the target is reached or the time is up; `None` if the client went away.
+    fn wait(&self, timeout_ms: Option<u64>) -> io::Result<Option<Reply>> {
+        let deadline =
+            timeout_ms.and_then(|ms| Instant::now().checked_add(Duration::from_millis(ms)));
+        let mut view = self.state.view();
+        loop {
+            let left = deadline.map_or(LOOK, |d| d.saturating_duration_since(Instant::now()));
+            if view.balloon.reached || left.is_zero() {
+                return Ok(Some(Reply::Wait {
+                    reached: view.balloon.reached,
+                    actual_bytes: view.balloon.actual_bytes,
+                    movement: view.movement,
+                }));
+            }
+            if self.gone()? {
+                return Ok(None);
+            }
+            view = self.state.view_after(view.version, left.min(LOOK));
+        }
+    }
+
+    /// Streams events until the client goes away.
+    fn watch(&self) -> io::Result<()> {
+        let mut last: Option<crate::state::View> = None;
+        let mut errors = BTreeMap::new();
+        loop {
+            let version = last.as_ref().map_or(0, |v| v.version);
+            let view = self.state.view_after(version, LOOK);
+            if self.gone()? {
+                return Ok(());
+            }
+            if last.as_ref().is_none_or(|l| l.frontend != view.frontend) {
+                self.tell(EventKind::Frontend(view.frontend.clone()))?;
+            }
+            if last.as_ref().is_none_or(|l| l.balloon != view.balloon) {
+                self.tell(EventKind::Balloon(view.balloon.clone()))?;
+            }
+            let fresh = last.as_ref().is_none_or(|l| l.stats_count != view.stats_count);
+            if let Some(stats) = view.stats.clone().filter(|_| fresh) {
+                self.tell(EventKind::Stats(stats))?;
+            }
+            let errors_now = self.state.complaints.by_kind();
+            if errors_now != errors {
+                errors = errors_now;
+                self.tell(EventKind::Errors {
+                    errors: errors.clone(),
+                })?;
+            }
+            last = Some(view);
+        }
+    }
+
+    fn tell(&self, what: EventKind) -> io::Result<()> {
+        self.send(&Event {
+            v: VERSION,
+            at_ms: self.state.uptime_ms(),
+            what,
+        })
+    }
+
+    /// Has the guest send statistics, if there is one that does.
+    fn refresh_stats(&self) {
+        let Some(session) = self.state.session() else {
+            return;
+        };
+        let deadline = Instant::now() + STATS_TIMEOUT;
+        let mut view = self.state.view();
+        let before = view.stats_count;
+        if !view.frontend.queues.iter().any(|q| q == "stats") {
+            return;
+        }
+        session.poll_stats();
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if view.stats_count != before || left.is_zero() {
+                return;
+            }
+            view = self.state.view_after(view.version, left);
+        }
+    }
+
+    fn fault(&self, set: &[String]) -> Result<Reply, Failure> {
+        let faults = set
+            .iter()
+            .map(|text| text.parse::<Fault>())
+            .collect::<Result<_, _>>()
+            .map_err(|e| fail(FailureCode::BadValue, e.to_string()))?;
+        if !self.state.faults.replace(faults) {
+            let text = "faults are only played by a daemon that was started with --fault";
+            return Err(fail(FailureCode::NotAllowed, text));
+        }
+        if let Some(session) = self.state.session() {
+            session.release();
+        }
+        Ok(Reply::Fault {
+            set: self.state.faults.list(),
+        })
+    }
+
+    /// Whether the client closed the connection. What it may have sent is left unread.
+    fn gone(&self) -> io::Result<bool> {
+        use rustix::event::{PollFd, PollFlags, poll};
+        let mut fds = [PollFd::new(&self.stream, PollFlags::RDHUP)];
+        let now = rustix::event::Timespec::default();
+        match poll(&mut fds, Some(&now)) {
+            Ok(_) => Ok(fds.iter().any(|fd| {
+                let over = PollFlags::RDHUP | PollFlags::HUP | PollFlags::ERR;
+                fd.revents().intersects(over)
+            })),
+            Err(rustix::io::Errno::INTR) => Ok(false),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// Reads a request and says what was wrong if it is none.
+fn parse(line: &[u8]) -> Result<Request, Failure> {
+    let bad = |text: String| fail(FailureCode::BadRequest, text);
+    let mut value: serde_json::Value = serde_json::from_slice(line)
+        .map_err(|e| bad(format!("the line is not JSON: {e}")))?;
+    let object = value
+        .as_object_mut()
+        .ok_or_else(|| bad("a request is a JSON object".to_owned()))?;
+    match object.remove("v") {
+        None => {}
+        Some(v) if v.as_u64() == Some(VERSION.into()) => {}
+        Some(v) => {
+            let text = format!("version {v} is not spoken here; allowed is {VERSION}");
+            return Err(fail(FailureCode::BadVersion, text));
+        }
+    }
+    serde_json::from_value(value).map_err(|e| {
+        bad(format!(
+            "the request is not understood: {e}; allowed are {{\"cmd\":\"target\",\"size\":SIZE\
+             [,\"force\":BOOL]}}, {{\"cmd\":\"status\"[,\"stats\":BOOL]}}, \
+             {{\"cmd\":\"wait\"[,\"timeout_ms\":N]}}, {{\"cmd\":\"watch\"}} and \
+             {{\"cmd\":\"fault\",\"set\":[...]}}"
+        ))
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn requests_are_read() {
+        assert_eq!(
+            parse(br#"{"v":1,"cmd":"target","size":"1G"}"#).ok(),
+            Some(Request::Target {
+                size: SizeField::Text("1G".to_owned()),
+                force: false
+            })
+        );
+        assert_eq!(
+            parse(br#"{"cmd":"target","size":4096,"force":true}"#).ok(),
+            Some(Request::Target {
+                size: SizeField::Bytes(4096),
+                force: true
+            })
+        );
+        assert_eq!(
+            parse(br#"{"cmd":"wait"}"#).ok(),
+            Some(Request::Wait { timeout_ms: None })
+        );
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (line, part) in [
+            ("nonsense", "not JSON"),
+            ("[]", "a JSON object"),
+            (r#"{"v":2,"cmd":"status"}"#, "version 2 is not spoken"),
+            (r#"{"v":"1","cmd":"status"}"#, "version \"1\" is not"),
+            (r#"{}"#, "missing field `cmd`"),
+            (r#"{"cmd":"inflate"}"#, "unknown variant `inflate`"),
+            (r#"{"cmd":"target"}"#, "missing field `size`"),
+            (r#"{"cmd":"target","size":-1}"#, "size is neither"),
+            (r#"{"cmd":"target","size":1.5}"#, "size is neither"),
+            (r#"{"cmd":"target","size":1,"fast":1}"#, "unknown field `fast`"),
+            (r#"{"cmd":"watch","fast":1}"#, "unknown field `fast`"),
+            (r#"{"cmd":"wait","timeout_ms":"1"}"#, "invalid type"),
+        ] {
+            let failure = parse(line.as_bytes()).expect_err(line);
+            assert!(failure.message.contains(part), "{line}: {failure:?}");
+            assert!(failure.message.contains("allowed") || part.contains("JSON"));
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn no_line_panics(line in prop::collection::vec(any::<u8>(), 0..100)) {
+            let _ = parse(&line);
+        }
+    }
+}

@@ -1,0 +1,315 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! Faults on purpose, so that drivers can be tested against a slow, broken or hostile device.
+//!
+//! Not for use with a guest that matters. Faults are given with `--fault`, which may be repeated,
+//! and can be changed over the control socket if there was at least one `--fault` (`none` will do).
+//!
+//! | fault | what the device does |
+//! |---|---|
+//! | `none` | nothing; faults may be set later |
+//! | `withhold[=N]` | completes N requests (0), then takes requests without completing them |
+//! | `delay=MS` | waits before it completes a request |
+//! | `die[=N]` | completes N requests (0), then exits at once with status 70 |
+//! | `used-id=ID` | puts this id into the used ring instead of the right one |
+//! | `used-len=LEN` | puts this length into the used ring instead of 0 |
+//! | `no-interrupt` | completes requests without telling the guest |
+//! | `storm=HZ` | sends config-change notifications that often |
+//! | `flip=HZ` | changes `num_pages` between the target and 0 that often, with notifications |
+//! | `config=OFFSET:HEX` | shows these bytes in config space from this offset on |
+//!
+//! Requests are those of the inflate, deflate and reporting queues, counted from when the faults
+//! were last set.
+
+use std::fmt;
+use std::str::FromStr;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use crate::config::READ_MAX;
+use crate::state::lock;
+
+/// Exit status of `die`.
+pub const DIE_STATUS: i32 = 70;
+
+const KINDS: &str = "none, withhold[=N], delay=MS, die[=N], used-id=ID, used-len=LEN, \
+                     no-interrupt, storm=HZ, flip=HZ and config=OFFSET:HEX";
+
+/// A fault; the [module](self) says what each does.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// `none`.
+    None,
+    /// `withhold`.
+    Withhold(u64),
+    /// `delay`, in milliseconds.
+    Delay(u64),
+    /// `die`.
+    Die(u64),
+    /// `used-id`.
+    UsedId(u32),
+    /// `used-len`.
+    UsedLen(u32),
+    /// `no-interrupt`.
+    NoInterrupt,
+    /// `storm`, in Hz.
+    Storm(u32),
+    /// `flip`, in Hz.
+    Flip(u32),
+    /// `config`.
+    Config {
+        /// In bytes.
+        offset: usize,
+        /// What is shown.
+        bytes: Vec<u8>,
+    },
+}
+
+/// Why a text is not a fault.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum FaultError {
+    /// No such fault.
+    #[error("fault '{0}' is not known; allowed are {KINDS}")]
+    Unknown(String),
+    /// Its value is missing or wrong.
+    #[error("the value of fault '{0}' is wrong; allowed are {KINDS}")]
+    Value(String),
+}
+
+impl FromStr for Fault {
+    type Err = FaultError;
+
+    fn from_str(text: &str) -> Result<Self, FaultError> {
+        let (kind, value) = match text.split_once('=') {
+            Some((kind, value)) => (kind, Some(value)),
+            None => (text, None),
+        };
+        let wrong = || FaultError::Value(text.to_owned());
+        let number = |default: Option<u64>, max: u64| match value {
+            None => default.ok_or_else(wrong),
+            Some(v) => v.parse().ok().filter(|n| *n <= max).ok_or_else(wrong),
+        };
+        let u32_max = u64::from(u32::MAX);
+        Ok(match kind {
+            "none" if value.is_none() => Self::None,
+            "withhold" => Self::Withhold(number(Some(0), u64::MAX)?),
+            "delay" => Self::Delay(number(None, 3_600_000)?),
+            "die" => Self::Die(number(Some(0), u64::MAX)?),
+            "used-id" => Self::UsedId(number(None, u32_max)? as u32),
+            "used-len" => Self::UsedLen(number(None, u32_max)? as u32),
+            "no-interrupt" if value.is_none() => Self::NoInterrupt,
+            "storm" => Self::Storm(number(None, 100_000)?.max(1) as u32),
+            "flip" => Self::Flip(number(None, 100_000)?.max(1) as u32),
+            "config" => {
+                let (offset, hex) = value.and_then(|v| v.split_once(':')).ok_or_else(wrong)?;
+                let offset: usize = offset.parse().map_err(|_| wrong())?;
+                let bytes = unhex(hex).ok_or_else(wrong)?;
+                if bytes.is_empty() || offset > READ_MAX || bytes.len() > READ_MAX - offset {
+                    return Err(wrong());
+                }
+                Self::Config { offset, bytes }
+            }
+            "none" | "no-interrupt" => return Err(wrong()),
+            _ => return Err(FaultError::Unknown(text.to_owned())),
+        })
+    }
+}
+
+fn unhex(text: &str) -> Option<Vec<u8>> {
+    if text.len() % 2 != 0 {
+        return None;
+    }
+    (0..text.len())
+        .step_by(2)
+        .map(|i| u8::from_str_radix(text.get(i..i + 2)?, 16).ok())
+        .collect()
+}
+
+impl fmt::Display for Fault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::None => f.write_str("none"),
+            Self::Withhold(n) => write!(f, "withhold={n}"),
+            Self::Delay(ms) => write!(f, "delay={ms}"),
+            Self::Die(n) => write!(f, "die={n}"),
+            Self::UsedId(id) => write!(f, "used-id={id}"),
+            Self::UsedLen(len) => write!(f, "used-len={len}"),
+            Self::NoInterrupt => f.write_str("no-interrupt"),
+            Self::Storm(hz) => write!(f, "storm={hz}"),
+            Self::Flip(hz) => write!(f, "flip={hz}"),
+            Self::Config { offset, bytes } => {
+                write!(f, "config={offset}:")?;
+                bytes.iter().try_for_each(|b| write!(f, "{b:02x}"))
+            }
+        }
+    }
+}
+
+/// How a request is to be completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Wait first.
+    pub delay: Duration,
+    /// Exit.
+    pub die: bool,
+    /// Do not complete it.
+    pub withhold: bool,
+    /// The id in the used ring, if not the right one.
+    pub used_id: Option<u32>,
+    /// The length in the used ring.
+    pub used_len: u32,
+    /// Whether the guest may be told.
+    pub interrupt: bool,
+}
+
+/// As every request is completed without faults.
+pub const HONEST: Plan = Plan {
+    delay: Duration::ZERO,
+    die: false,
+    withhold: false,
+    used_id: None,
+    used_len: 0,
+    interrupt: true,
+};
+
+/// The faults now.
+#[derive(Debug, Default)]
+pub struct Faults {
+    allowed: bool,
+    set: Mutex<Vec<Fault>>,
+    requests: AtomicU64,
+}
+
+impl Faults {
+    /// The faults of the command line; if there are none, none can be set later.
+    pub fn new(set: Vec<Fault>) -> Self {
+        Self {
+            allowed: !set.is_empty(),
+            set: Mutex::new(set.into_iter().filter(|f| *f != Fault::None).collect()),
+            requests: AtomicU64::new(0),
+        }
+    }
+
+    /// Whether there may be faults.
+    pub const fn allowed(&self) -> bool {
+        self.allowed
+    }
+
+    /// Replaces the faults. Returns whether that is allowed.
+    #[must_use]
+    pub fn replace(&self, set: Vec<Fault>) -> bool {
+        if self.allowed {
+            let mut now = lock(&self.set);
+            *now = set.into_iter().filter(|f| *f != Fault::None).collect();
+            self.requests.store(0, Ordering::Relaxed);
+        }
+        self.allowed
+    }
+
+    /// The faults as they are given.
+    pub fn list(&self) -> Vec<String> {
+        lock(&self.set).iter().map(Fault::to_string).collect()
+    }
+
+    /// How the next request is to be completed.
+    pub fn plan(&self) -> Plan {
+        let mut plan = HONEST;
+        if !self.allowed {
+            return plan;
+        }
+        let before = self.requests.fetch_add(1, Ordering::Relaxed);
+        for fault in lock(&self.set).iter() {
+            match *fault {
+                Fault::Withhold(n) => plan.withhold |= before >= n,
+                Fault::Delay(ms) => plan.delay = Duration::from_millis(ms),
+                Fault::Die(n) => plan.die |= before >= n,
+                Fault::UsedId(id) => plan.used_id = Some(id),
+                Fault::UsedLen(len) => plan.used_len = len,
+                Fault::NoInterrupt => plan.interrupt = false,
+                Fault::None | Fault::Storm(_) | Fault::Flip(_) | Fault::Config { .. } => {}
+            }
+        }
+        plan
+    }
+
+    /// Whether requests that were withheld are to be completed now.
+    pub fn released(&self) -> bool {
+        !lock(&self.set)
+            .iter()
+            .any(|f| matches!(f, Fault::Withhold(_)))
+    }
+
+    /// How often to send config-change notifications, and whether `num_pages` flips with them.
+    pub fn storm(&self) -> Option<(Duration, bool)> {
+        lock(&self.set).iter().find_map(|fault| match *fault {
+            Fault::Storm(hz) => Some((Duration::from_secs(1) / hz, false)),
+            Fault::Flip(hz) => Some((Duration::from_secs(1) / hz, true)),
+            _ => None,
+        })
+    }
+
+    /// Puts false bytes into config space.
+    pub fn falsify(&self, space: &mut [u8; READ_MAX]) {
+        if !self.allowed {
+            return;
+        }
+        for fault in lock(&self.set).iter() {
+            if let Fault::Config { offset, bytes } = fault {
+                if let Some(part) = space.get_mut(*offset..*offset + bytes.len()) {
+                    part.copy_from_slice(bytes);
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn there_and_back() {
+        for text in [
+            "none",
+            "withhold=3",
+            "delay=20",
+            "die=0",
+            "used-id=4294967295",
+            "used-len=1",
+            "no-interrupt",
+            "storm=1000",
+            "flip=10",
+            "config=32:00ff",
+        ] {
+            let fault: Fault = text.parse().expect(text);
+            assert_eq!(fault.to_string(), text);
+        }
+        assert_eq!("withhold".parse(), Ok(Fault::Withhold(0)));
+        for text in [
+            "", "fast", "delay", "delay=x", "delay=-1", "used-id=4294967296", "config=32",
+            "config=32:0", "config=32:zz", "config=256:00", "config=1:", "none=1", "config=9999:00",
+        ] {
+            let error = text.parse::<Fault>().expect_err(text).to_string();
+            assert!(error.contains("allowed are none, withhold"), "{error}");
+        }
+    }
+
+    #[test]
+    fn without_the_option_there_are_none() {
+        let faults = Faults::new(vec![]);
+        assert!(!faults.replace(vec![Fault::Die(0)]));
+        assert_eq!(faults.plan(), HONEST);
+    }
+
+    #[test]
+    fn withheld_after_some_and_released() {
+        let faults = Faults::new(vec![Fault::Withhold(2), Fault::UsedLen(9)]);
+        let plans: Vec<_> = (0..4).map(|_| faults.plan().withhold).collect();
+        assert_eq!(plans, [false, false, true, true]);
+        assert!(!faults.released());
+        assert!(faults.replace(vec![Fault::None]));
+        assert!(faults.released());
+        assert_eq!(faults.plan(), HONEST);
+    }
+}

@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! What is known and wanted, shared by the device and the control socket.
+//!
+//! Lock order: nothing else is locked while [`State`]'s own lock is held, and no system call that
+//! waits for the frontend is made under it.
+
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use balloon_control::BALLOON_PAGE_BYTES;
+use balloon_control::message::{
+    BalloonStatus, Counters, DaemonStatus, FrontendStatus, GuestStats, MemoryStatus, Movement,
+    Status,
+};
+use balloon_wire::wire::Announcement;
+
+use crate::config::{ConfigSpace, READ_MAX};
+use crate::counters::Tally;
+use crate::fault::Faults;
+use crate::features::{Dialect, Features, Protocol, roles};
+use crate::ram::Prefetch;
+use crate::refusal::{Complaints, Refusal};
+
+/// Locks; a thread that panicked cannot have left more than a wrong number behind.
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// What the daemon was told on the command line about the device.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// What the device speaks.
+    pub dialect: Dialect,
+    /// What it offers besides.
+    pub features: Features,
+    /// What it takes, announced in the bitmap dialect.
+    pub limits: Announcement,
+    /// What becomes of deflated memory.
+    pub prefetch: Prefetch,
+}
+
+/// What can be done to the device of a session from outside its thread.
+pub trait Session: Send + Sync {
+    /// Tells the guest that config space changed.
+    ///
+    /// # Errors
+    ///
+    /// If the frontend cannot be told.
+    fn notify(&self) -> Result<(), Refusal>;
+    /// Has the guest refresh its statistics.
+    fn poll_stats(&self);
+    /// Has a look at whether withheld requests may go.
+    fn release(&self);
+}
+
+/// What a watcher or waiter sees of the state, at one instant.
+#[derive(Clone, Debug, PartialEq)]
+pub struct View {
+    /// Grows with each change.
+    pub version: u64,
+    /// Who is connected.
+    pub frontend: FrontendStatus,
+    /// The balloon.
+    pub balloon: BalloonStatus,
+    /// The movement.
+    pub movement: Movement,
+    /// Statistics of the guest.
+    pub stats: Option<GuestStats>,
+    /// How many statistics were received.
+    pub stats_count: u64,
+}
+
+/// Everything that is shared.
+pub struct State {
+    /// From the command line.
+    pub settings: Settings,
+    /// What was counted.
+    pub tally: Tally,
+    /// What was refused.
+    pub complaints: Complaints,
+    /// What is done wrong on purpose.
+    pub faults: Faults,
+    started: Instant,
+    inner: Mutex<Inner>,
+    changed: Condvar,
+}
+
+struct Inner {
+    version: u64,
+    config: ConfigSpace,
+    /// The target, when `config.num_pages` is falsified by a fault.
+    target: u32,
+    connected: bool,
+    acked: Option<u64>,
+    memory: MemoryStatus,
+    way: Way,
+    stats: Option<(Instant, GuestStats)>,
+    stats_count: u64,
+    session: Option<Arc<dyn Session>>,
+}
+
+/// A movement as it is kept.
+struct Way {
+    id: u64,
+    from: u32,
+    begun: Instant,
+    base: Counters,
+    done: Option<(Duration, Counters)>,
+}
+
+impl State {
+    /// The state of a daemon that just started.
+    pub fn new(settings: Settings, faults: Faults) -> Self {
+        let now = Instant::now();
+        Self {
+            tally: Tally::default(),
+            complaints: Complaints::default(),
+            faults,
+            started: now,
+            inner: Mutex::new(Inner {
+                version: 1,
+                config: ConfigSpace::new(settings.dialect, &settings.limits),
+                target: 0,
+                connected: false,
+                acked: None,
+                memory: MemoryStatus::default(),
+                way: Way {
+                    id: 0,
+                    from: 0,
+                    begun: now,
+                    base: Counters::default(),
+                    done: Some((Duration::ZERO, Counters::default())),
+                },
+                stats: None,
+                stats_count: 0,
+                session: None,
+            }),
+            changed: Condvar::new(),
+            settings,
+        }
+    }
+
+    /// Time since the daemon started, in milliseconds.
+    pub fn uptime_ms(&self) -> u64 {
+        millis(self.started.elapsed())
+    }
+
+    /// Counts a refusal and logs it, with the place where it happened.
+    pub fn refuse(&self, place: &str, refusal: &Refusal) {
+        self.tally.errors.add(1);
+        self.complaints.add(place, refusal);
+    }
+
+    fn change<T>(&self, f: impl FnOnce(&mut Inner) -> T) -> T {
+        let mut inner = lock(&self.inner);
+        let result = f(&mut inner);
+        inner.version += 1;
+        drop(inner);
+        self.changed.notify_all();
+        result
+    }
+
+    /// Sets the target, in balloon pages, and tells the guest. Returns the movement that begins.
+    pub fn set_target(&self, pages: u32) -> Movement {
+        let counters = self.tally.snapshot();
+        let movement = self.change(|inner| {
+            inner.target = pages;
+            inner.config.num_pages = pages;
+            inner.way = Way {
+                id: inner.way.id + 1,
+                from: inner.config.actual,
+                begun: Instant::now(),
+                base: counters,
+                done: None,
+            };
+            inner.arrive(&counters);
+            inner.movement(&counters)
+        });
+        self.notify();
+        movement
+    }
+
+    /// Shows the guest another target than the one that was set; a fault.
+    pub fn falsify_target(&self, zero: bool) {
+        {
+            let mut inner = lock(&self.inner);
+            inner.config.num_pages = if zero { 0 } else { inner.target };
+        }
+        self.notify();
+    }
+
+    /// Tells the guest that config space changed, if there is one.
+    pub fn notify(&self) {
+        let session = lock(&self.inner).session.clone();
+        if let Some(session) = session {
+            match session.notify() {
+                Ok(()) => self.tally.config_changes.add(1),
+                Err(refusal) => self.refuse("frontend", &refusal),
+            }
+        }
+    }
+
+    /// The session now, if any.
+    pub fn session(&self) -> Option<Arc<dyn Session>> {
+        lock(&self.inner).session.clone()
+    }
+
+    /// A frontend connected.
+    pub fn connected(&self, session: Arc<dyn Session>) {
+        self.change(|inner| {
+            inner.connected = true;
+            inner.session = Some(session);
+        });
+    }
+
+    /// The frontend went away, and the guest with it. The target stays for the next.
+    pub fn disconnected(&self) {
+        let counters = self.tally.snapshot();
+        self.change(|inner| {
+            inner.connected = false;
+            inner.session = None;
+            inner.acked = None;
+            inner.memory = MemoryStatus::default();
+            inner.config.actual = 0;
+            inner.config.poison_val = 0;
+            inner.stats = None;
+            inner.arrive(&counters);
+        });
+    }
+
+    /// The driver acknowledged features.
+    pub fn negotiated(&self, acked: u64) {
+        self.change(|inner| inner.acked = Some(acked));
+    }
+
+    /// The driver let the device go.
+    pub fn released(&self) {
+        self.change(|inner| inner.acked = None);
+    }
+
+    /// The guest's memory is another.
+    pub fn memory(&self, memory: MemoryStatus) {
+        self.change(|inner| inner.memory = memory);
+    }
+
+    /// The guest sent statistics.
+    pub fn stats(&self, stats: GuestStats) {
+        self.change(|inner| {
+            inner.stats = Some((Instant::now(), stats));
+            inner.stats_count += 1;
+        });
+    }
+
+    /// Config space as the guest reads it.
+    pub fn config_bytes(&self) -> [u8; READ_MAX] {
+        let mut bytes = lock(&self.inner).config.bytes();
+        self.faults.falsify(&mut bytes);
+        bytes
+    }
+
+    /// Size of config space, in bytes.
+    pub fn config_len(&self) -> usize {
+        lock(&self.inner).config.len()
+    }
+
+    /// What the driver says freed pages are filled with.
+    pub fn poison_val(&self) -> u32 {
+        lock(&self.inner).config.poison_val
+    }
+
+    /// The driver wrote to config space.
+    pub fn config_write(&self, offset: u32, data: &[u8]) -> Result<(), Refusal> {
+        let mut inner = lock(&self.inner);
+        let before = inner.config.actual;
+        inner.config.write(offset, data)?;
+        if inner.config.actual != before {
+            inner.version += 1;
+            if inner.config.actual == inner.target {
+                let counters = self.tally.snapshot();
+                inner.arrive(&counters);
+            }
+            drop(inner);
+            self.changed.notify_all();
+        }
+        Ok(())
+    }
+
+    /// The size of guest memory, in bytes; 0 without a guest.
+    pub fn memory_bytes(&self) -> u64 {
+        lock(&self.inner).memory.bytes
+    }
+
+    /// What watchers see now.
+    pub fn view(&self) -> View {
+        let counters = self.tally.snapshot();
+        self.view_of(&lock(&self.inner), &counters)
+    }
+
+    /// What watchers see, once it is newer than `version` or the time is up.
+    pub fn view_after(&self, version: u64, timeout: Duration) -> View {
+        let inner = lock(&self.inner);
+        let (inner, _) = self
+            .changed
+            .wait_timeout_while(inner, timeout, |inner| inner.version <= version)
+            .unwrap_or_else(PoisonError::into_inner);
+        self.view_of(&inner, &self.tally.snapshot())
+    }
+
+    fn view_of(&self, inner: &Inner, counters: &Counters) -> View {
+        View {
+            version: inner.version,
+            frontend: self.frontend_status(inner),
+            balloon: inner.balloon_status(),
+            movement: inner.movement(counters),
+            stats: inner.guest_stats(),
+            stats_count: inner.stats_count,
+        }
+    }
+
+    /// Everything people see.
+    pub fn status(&self) -> Status {
+        let counters = self.tally.snapshot();
+        let inner = lock(&self.inner);
+        Status {
+            daemon: DaemonStatus {
+                version: env!("CARGO_PKG_VERSION").to_owned(),
+                pid: std::process::id(),
+                uptime_ms: self.uptime_ms(),
+                dialect: self.settings.dialect.name().to_owned(),
+                features: self.settings.features.names(Dialect::PfnArray),
+                faults: self.faults.list(),
+            },
+            frontend: self.frontend_status(&inner),
+            memory: inner.memory.clone(),
+            balloon: inner.balloon_status(),
+            movement: inner.movement(&counters),
+            counters,
+            errors: self.complaints.by_kind(),
+            guest_stats: inner.guest_stats(),
+        }
+    }
+
+    fn frontend_status(&self, inner: &Inner) -> FrontendStatus {
+        let dialect = self.settings.dialect;
+        let negotiated = inner.acked.map(|acked| FrontendStatus {
+            connected: inner.connected,
+            driver: true,
+            features: Features::from_bits(acked).names(dialect),
+            protocol: Protocol::negotiated(acked, dialect).name().to_owned(),
+            queues: roles(acked, dialect)
+                .map(|role| role.name().to_owned())
+                .collect(),
+        });
+        negotiated.unwrap_or(FrontendStatus {
+            connected: inner.connected,
+            ..FrontendStatus::default()
+        })
+    }
+}
+
+impl Inner {
+    /// Notes that the target is reached, the first time it is.
+    fn arrive(&mut self, counters: &Counters) {
+        if self.config.actual == self.target && self.way.done.is_none() {
+            let counted = counters.since(&self.way.base);
+            self.way.done = Some((self.way.begun.elapsed(), counted));
+        }
+    }
+
+    fn movement(&self, counters: &Counters) -> Movement {
+        let way = &self.way;
+        let (elapsed, counters) = match &way.done {
+            Some((elapsed, counters)) => (*elapsed, *counters),
+            None => (way.begun.elapsed(), counters.since(&way.base)),
+        };
+        Movement {
+            id: way.id,
+            from_bytes: bytes(way.from),
+            target_bytes: bytes(self.target),
+            reached: way.done.is_some(),
+            elapsed_ms: elapsed.as_micros() as f64 / 1000.0,
+            counters,
+        }
+    }
+
+    fn balloon_status(&self) -> BalloonStatus {
+        BalloonStatus {
+            target_bytes: bytes(self.target),
+            target_pages: self.target,
+            actual_bytes: bytes(self.config.actual),
+            actual_pages: self.config.actual,
+            reached: self.config.actual == self.target,
+        }
+    }
+
+    fn guest_stats(&self) -> Option<GuestStats> {
+        self.stats.as_ref().map(|(when, stats)| GuestStats {
+            age_ms: millis(when.elapsed()),
+            values: stats.values.clone(),
+        })
+    }
+}
+
+fn bytes(pages: u32) -> u64 {
+    u64::from(pages) * BALLOON_PAGE_BYTES
+}
+
+fn millis(duration: Duration) -> u64 {
+    u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,179 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! Tools that fill, verify, hold and fragment a guest's memory.
+//!
+//! Files are meant to lie in a tmpfs: their pages are the guest's memory, and no page of theirs is
+//! mapped anywhere, so filling a gigabyte takes no page fault.
+
+use std::fs::{File, OpenOptions};
+use std::io::{ErrorKind, Read, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::fs::{FallocateFlags, fallocate};
+
+/// Bytes of a page of every guest here.
+const PAGE: usize = 4096;
+/// Bytes that are written or read in one call.
+const CHUNK: usize = 64 * PAGE;
+
+/// The word at index `i` of a file filled with `seed`: splitmix64, which has no short period and
+/// needs no state, so that any page can be checked on its own.
+fn word(seed: u64, i: u64) -> u64 {
+    let mut z = seed.wrapping_add(i.wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    z = (z ^ z >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    z = (z ^ z >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+    z ^ z >> 31
+}
+
+fn pattern(seed: u64, from: u64, chunk: &mut [u8]) {
+    for (i, bytes) in (from / 8..).zip(chunk.chunks_exact_mut(8)) {
+        bytes.copy_from_slice(&word(seed, i).to_le_bytes());
+    }
+}
+
+/// Creates `path` with `bytes` bytes of the pattern of `seed`.
+///
+/// # Errors
+///
+/// If it cannot be created or written, so also when memory is short.
+pub fn fill(path: &Path, bytes: u64, seed: u64) -> Result<()> {
+    let mut file = File::create(path).with_context(|| format!("create {}", path.display()))?;
+    let mut chunk = vec![0; CHUNK];
+    let mut at = 0;
+    while at < bytes {
+        let n = usize::try_from(bytes - at).map_or(CHUNK, |left| left.min(CHUNK));
+        pattern(seed, at, &mut chunk);
+        file.write_all(&chunk[..n])
+            .with_context(|| format!("write {} at {at}", path.display()))?;
+        at += n as u64;
+    }
+    Ok(())
+}
+
+/// Reads `path` back and compares it with the pattern of `seed`; answers with its length.
+///
+/// # Errors
+///
+/// If it cannot be read or any byte differs; the message names the first one.
+pub fn verify(path: &Path, seed: u64) -> Result<u64> {
+    let mut file = File::open(path).with_context(|| format!("open {}", path.display()))?;
+    let mut have = vec![0; CHUNK];
+    let mut want = vec![0; CHUNK];
+    let mut at = 0;
+    loop {
+        let n = read_full(&mut file, &mut have)?;
+        pattern(seed, at, &mut want);
+        if have[..n] != want[..n] {
+            let first = have.iter().zip(&want).position(|(a, b)| a != b).unwrap_or(0);
+            let bad = have[..n].iter().zip(&want).filter(|(a, b)| a != b).count();
+            bail!(
+                "{}: differs first at byte {}: {:#04x} instead of {:#04x}; {bad} bytes of these {n} differ",
+                path.display(),
+                at + first as u64,
+                have[first],
+                want[first],
+            );
+        }
+        at += n as u64;
+        if n < CHUNK {
+            return Ok(at);
+        }
+    }
+}
+
+fn read_full(file: &mut File, buffer: &mut [u8]) -> Result<usize> {
+    let mut have = 0;
+    while have < buffer.len() {
+        match file.read(&mut buffer[have..]) {
+            Ok(0) => break,
+            Ok(n) => have += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e.into()),
+        }
+    }
+    Ok(have)
+}
+
+/// Holds `bytes` bytes of anonymous memory, all written to, until `path` is gone. Creates `path` when
+/// it has them.
+///
+/// # Errors
+///
+/// If memory cannot be had or `path` not created.
+pub fn hog(bytes: u64, path: &Path) -> Result<()> {
+    let mut held = Vec::new();
+    let mut left = bytes;
+    while left > 0 {
+        // Pages are touched as they come, so that memory is used up step by step, as a program does.
+        let n = usize::try_from(left.min(4 << 20))?;
+        let mut block = vec![0_u8; n];
+        for page in block.chunks_mut(PAGE) {
+            page[0] = 1;
+        }
+        held.push(block);
+        left -= n as u64;
+    }
+    File::create(path).with_context(|| format!("create {}", path.display()))?;
+    while path.exists() {
+        std::thread::sleep(std::time::Duration::from_millis(20));
+    }
+    ensure!(held.iter().all(|block| block.first() == Some(&1)));
+    Ok(())
+}
+
+/// Fills a file with `bytes` bytes, then frees every other page of it: what stays allocated leaves
+/// no two free pages side by side.
+///
+/// # Errors
+///
+/// If the file cannot be written or holes cannot be punched.
+pub fn fragment(path: &Path, bytes: u64) -> Result<()> {
+    fill(path, bytes, 0)?;
+    let file = OpenOptions::new().write(true).open(path)?;
+    let page = PAGE as u64;
+    for at in (0..bytes / page).step_by(2) {
+        fallocate(
+            &file,
+            FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+            at * page,
+            page,
+        )
+        .context("punch a hole")?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::{FileExt, MetadataExt};
+
+    #[test]
+    fn verify_finds_one_wrong_byte() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let bytes = 3 * CHUNK as u64 + 12;
+        fill(&path, bytes, 42).unwrap();
+        assert_eq!(verify(&path, 42).unwrap(), bytes);
+        assert!(verify(&path, 43).is_err());
+
+        let at = 2 * CHUNK as u64 + 77;
+        let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[!byte[0]], at).unwrap();
+        let why = verify(&path, 42).unwrap_err().to_string();
+        assert!(why.contains(&format!("at byte {at}:")), "{why}");
+    }
+
+    #[test]
+    fn an_emptied_page_is_noticed() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        fragment(&path, 64 << 10).unwrap();
+        assert!(verify(&path, 0).is_err());
+        let allocated = path.metadata().unwrap().blocks() * 512;
+        assert_eq!(allocated, 32 << 10);
+    }
+}

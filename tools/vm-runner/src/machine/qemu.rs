@@ -1,0 +1,214 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! Starting a kernel in QEMU.
+//!
+//! The first serial port is the console, on QEMU's standard output; the second is the agent's line,
+//! on a socket. A third socket takes QMP commands.
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::OnceLock;
+use std::sync::mpsc::Sender;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
+
+use super::{Balloon, Ends, Plan, mebibytes};
+use crate::paths::{self, Guest};
+use crate::process::{POLL, Process, bound};
+
+/// Who runs the guest's instructions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Accelerator {
+    /// KVM if a guest boots with it here, else TCG.
+    Auto,
+    /// The processor.
+    Kvm,
+    /// QEMU's translator.
+    Tcg,
+}
+
+/// The name of the QMP socket in the run folder.
+pub const QMP: &str = "qmp";
+/// The name of the agent's socket in the run folder.
+const AGENT: &str = "agent";
+/// How long QEMU may take to connect to the agent's socket.
+const CONNECT: Duration = Duration::from_secs(20);
+
+/// Starts the machine of `plan` with its files in `folder`.
+pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
+    let kvm = match plan.accelerator {
+        Accelerator::Kvm => true,
+        Accelerator::Tcg => false,
+        Accelerator::Auto => kvm_works(),
+    };
+    let megabytes = mebibytes(plan.memory)?;
+    let agent = UnixListener::bind(folder.join(AGENT)).context("the agent's socket")?;
+    agent.set_nonblocking(true)?;
+
+    let mut command = bound("qemu-system-x86_64");
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .args(["-run-with", "exit-with-parent=on"])
+        .args(["-machine", "q35,memory-backend=ram"])
+        .args(["-smp", &plan.cpus.to_string(), "-m", &megabytes.to_string()]);
+    if kvm {
+        command.args(["-accel", "kvm", "-cpu", "host"]);
+    } else {
+        command.args(["-accel", "tcg,thread=multi"]);
+    }
+    let populated = if plan.populated { ",prealloc=on" } else { "" };
+    command
+        .arg("-object")
+        .arg(format!("memory-backend-memfd,id=ram,size={megabytes}M,share=on{populated}"))
+        .arg("-kernel")
+        .arg(plan.guest.kernel()?)
+        .args(["-initrd", "initramfs.cpio", "-append"])
+        .arg(format!(
+            "console=ttyS0 panic=-1 oops=panic loglevel=5 VBRS_AGENT=/dev/ttyS1 {}",
+            plan.command_line
+        ))
+        .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
+        .args(["-chardev", &format!("socket,id=agent,path={AGENT}"), "-serial", "chardev:agent"])
+        .args(["-qmp", &format!("unix:{QMP},server=on,wait=off")]);
+    match &plan.balloon {
+        Balloon::None => {}
+        Balloon::VhostUser {
+            socket,
+            queues,
+            config_bytes,
+        } => {
+            command
+                .args(["-chardev", &format!("socket,id=balloon,path={socket}")])
+                .arg("-device")
+                .arg(format!(
+                    "vhost-user-test-device-pci,id=balloon0,chardev=balloon,virtio-id=5,\
+                     num_vqs={queues},vq_size=128,config_size={config_bytes}"
+                ));
+        }
+        Balloon::Qemu(properties) => {
+            let mut device = "virtio-balloon-pci,id=balloon0".to_owned();
+            for property in properties {
+                device.push(',');
+                device.push_str(property);
+            }
+            command.args(["-device", &device]);
+        }
+    }
+    command
+        .current_dir(folder)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let process = Process::start("qemu", command)?;
+    let (console, complaints) = process.take(|child| (child.stdout.take(), child.stderr.take()));
+    let console = console.context("no standard output")?;
+    let complaints = complaints.context("no standard error")?;
+    let line = accept(&agent, &process, complaints, folder)?;
+    Ok(Ends {
+        process,
+        console: Box::new(console),
+        read: Box::new(line.try_clone()?),
+        write: Box::new(line),
+    })
+}
+
+/// Waits for QEMU to connect; `complaints`, its standard error, is kept in a file.
+fn accept(
+    agent: &UnixListener,
+    process: &Process,
+    mut complaints: impl Read + Send + 'static,
+    folder: &Path,
+) -> Result<UnixStream> {
+    let path = folder.join("qemu.log");
+    let mut file = std::fs::File::create(&path)?;
+    let copy = std::thread::Builder::new()
+        .name("qemu-stderr".into())
+        .spawn(move || std::io::copy(&mut complaints, &mut file))?;
+    let end = Instant::now() + CONNECT;
+    loop {
+        match agent.accept() {
+            Ok((line, _)) => {
+                line.set_nonblocking(false)?;
+                return Ok(line);
+            }
+            Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => {}
+            Err(e) => return Err(e.into()),
+        }
+        if let Some(status) = process.ended() {
+            let _panicked = copy.join();
+            let why = std::fs::read_to_string(&path).unwrap_or_default();
+            bail!("QEMU ended with {status}: {}", why.trim());
+        }
+        if Instant::now() > end {
+            bail!("QEMU does not start within {CONNECT:.0?}");
+        }
+        std::thread::sleep(POLL);
+    }
+}
+
+/// Whether the stock kernel comes up with KVM here; tried once. On some machines the device is there
+/// and does not work.
+pub fn kvm_works() -> bool {
+    static WORKS: OnceLock<bool> = OnceLock::new();
+    *WORKS.get_or_init(|| match try_kvm() {
+        Ok(works) => {
+            tracing::info!("KVM {}", if works { "works" } else { "does not work" });
+            works
+        }
+        Err(e) => {
+            tracing::info!("KVM does not work: {e:#}");
+            false
+        }
+    })
+}
+
+fn try_kvm() -> Result<bool> {
+    /// A kernel that runs at all says something within this time.
+    const BOOT: Duration = Duration::from_secs(5);
+
+    std::fs::OpenOptions::new()
+        .read(true)
+        .write(true)
+        .open("/dev/kvm")
+        .context("open /dev/kvm")?;
+    let kernel = Guest::Stock.kernel().or_else(|_| Guest::Debug.kernel())?;
+    paths::program("qemu-system-x86_64")?;
+    let mut command = bound("qemu-system-x86_64");
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .args(["-machine", "q35", "-m", "256", "-accel", "kvm", "-cpu", "host"])
+        .arg("-kernel")
+        .arg(kernel)
+        .args(["-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1", "-serial", "stdio"])
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let process = Process::start("qemu (trying KVM)", command)?;
+    let (console, complaints) = process.take(|child| (child.stdout.take(), child.stderr.take()));
+    let (sender, receiver) = std::sync::mpsc::channel();
+    // Without a root the kernel panics: then it has come far enough.
+    look_for("Unable to mount root fs", console, true, sender.clone())?;
+    look_for("KVM internal error", complaints, false, sender)?;
+    Ok(receiver.recv_timeout(BOOT).unwrap_or(false))
+}
+
+/// Sends `answer` once a line of `stream` contains `words`.
+fn look_for(
+    words: &'static str,
+    stream: Option<impl Read + Send + 'static>,
+    answer: bool,
+    sender: Sender<bool>,
+) -> Result<()> {
+    let stream = stream.context("no output")?;
+    std::thread::Builder::new().spawn(move || {
+        let mut lines = BufReader::new(stream).lines().map_while(Result::ok);
+        if lines.any(|line| line.contains(words)) {
+            let _late = sender.send(answer);
+        }
+    })?;
+    Ok(())
+}

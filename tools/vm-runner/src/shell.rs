@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! An interactive guest.
+
+use std::io::{IsTerminal, Read, Write};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Result, bail};
+use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+
+use crate::host::{Dialect, Host};
+use crate::machine;
+use crate::paths::Guest;
+use crate::session::{Choice, Device, Session, Setup};
+use crate::size::show;
+use crate::wire::{End, Request};
+
+/// The key that ends the machine whatever the guest does: Ctrl and the closing bracket.
+const ESCAPE: u8 = 0x1d;
+/// What a terminal sends when nothing more will be typed.
+const END_OF_INPUT: u8 = 0x04;
+
+/// Boots `guest` with the driver and the daemon, and connects this terminal to a shell in it; or runs
+/// `command` in it instead.
+///
+/// # Errors
+///
+/// If the guest does not come up.
+pub fn run(
+    guest: Guest,
+    choice: Choice,
+    memory: u64,
+    parameters: &str,
+    command: Option<&str>,
+) -> Result<ExitCode> {
+    let folder = machine::run_folder(&format!("{guest}-shell"))?;
+    let setup = Setup {
+        memory,
+        device: Device::speaking(Dialect::Bitmap),
+        load: None,
+        touch: false,
+        sentinel: 0,
+        ..Setup::USUAL
+    };
+    let session = Session::start(guest, setup, choice, &folder)?;
+    let loaded = session.load(parameters);
+    let code = match command {
+        Some(command) => {
+            loaded?;
+            once(&session, command)?
+        }
+        None => {
+            if let Err(e) = loaded {
+                eprintln!("The driver does not load: {e:#}");
+            }
+            interact(&session)?;
+            ExitCode::SUCCESS
+        }
+    };
+    session.machine().kill();
+    if let Host::Daemon(daemon) = session.host() {
+        daemon.stop()?;
+    }
+    std::fs::remove_dir_all(folder)?;
+    Ok(code)
+}
+
+fn once(session: &Session, command: &str) -> Result<ExitCode> {
+    let outcome = session.machine().run(command, Duration::from_secs(3600))?;
+    print!("{}", outcome.output);
+    std::io::stdout().flush()?;
+    match outcome.end {
+        End::Status(status) => Ok(ExitCode::from(u8::try_from(status & 0xff)?)),
+        end => bail!("{command}: {end}"),
+    }
+}
+
+fn interact(session: &Session) -> Result<()> {
+    let guest = session.machine().guest();
+    let control = session.host().daemon()?.control_path().display().to_string();
+    eprintln!("A {guest} guest with {}.", show(session.machine().memory()));
+    eprintln!("  Leave it: type exit or Ctrl-D; Ctrl-] ends it whatever it does.");
+    eprintln!("  Resize it from another terminal: balloonctl --control-path {control} target 512M");
+    eprintln!("  The kernel's console: {}", session.folder().join("console.log").display());
+
+    let terminal = Terminal::raw()?;
+    let (rows, columns) = terminal.size();
+    let channel = session.machine().channel();
+    channel.attach(std::io::stdout());
+    channel.send(&Request::Shell { rows, columns })?;
+    // The thread that reads standard input cannot be woken, so it is left to the program's end.
+    std::thread::scope(|scope| -> Result<()> {
+        let typed = spawn_reader();
+        let typing = scope.spawn(move || -> Result<()> {
+            loop {
+                match typed.recv_timeout(Duration::from_millis(50)) {
+                    Ok(bytes) if bytes.contains(&ESCAPE) => return Ok(()),
+                    Ok(bytes) => channel.write(&bytes)?,
+                    Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
+                    Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+                        std::thread::sleep(Duration::from_millis(50));
+                    }
+                }
+                if session.machine().life().death().is_some() {
+                    return Ok(());
+                }
+            }
+        });
+        typing.join().unwrap_or(Ok(()))
+    })?;
+    drop(terminal);
+    if let Some(why) = session.machine().life().death() {
+        if why.contains("panic") {
+            bail!("the guest died: {why}");
+        }
+    }
+    Ok(())
+}
+
+/// Reads standard input in a thread; its end is sent as what a terminal sends for it.
+fn spawn_reader() -> std::sync::mpsc::Receiver<Vec<u8>> {
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        let mut chunk = [0; 1024];
+        let mut input = std::io::stdin();
+        loop {
+            match input.read(&mut chunk) {
+                Ok(0) | Err(_) => {
+                    let _gone = sender.send(vec![END_OF_INPUT]);
+                    return;
+                }
+                Ok(n) => {
+                    if sender.send(chunk[..n].to_vec()).is_err() {
+                        return;
+                    }
+                }
+            }
+        }
+    });
+    receiver
+}
+
+/// This terminal, set so that each key goes to the guest; set back when it is dropped.
+struct Terminal(Option<Termios>);
+
+impl Terminal {
+    fn raw() -> Result<Self> {
+        let stdin = std::io::stdin();
+        if !stdin.is_terminal() {
+            return Ok(Self(None));
+        }
+        let before = tcgetattr(&stdin)?;
+        let mut raw = before.clone();
+        raw.make_raw();
+        tcsetattr(&stdin, OptionalActions::Drain, &raw)?;
+        Ok(Self(Some(before)))
+    }
+
+    /// Its rows and columns.
+    fn size(&self) -> (u16, u16) {
+        match tcgetwinsize(std::io::stdout()) {
+            Ok(size) if size.ws_row > 0 => (size.ws_row, size.ws_col),
+            _ => (24, 80),
+        }
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        if let Some(before) = &self.0 {
+            let _gone = tcsetattr(std::io::stdin(), OptionalActions::Drain, before);
+            eprintln!();
+        }
+    }
+}
