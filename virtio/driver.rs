@@ -96,6 +96,16 @@ pub(crate) trait Driver: 'static {
     fn config_changed(data: Pin<&Self::Data>);
 }
 
+/// How far a device is in its life.
+enum Life<R> {
+    /// It has no queues.
+    Down,
+    /// It is in use.
+    Up(R),
+    /// It has queues that nobody uses any more, since the system goes down.
+    Halted,
+}
+
 /// Where the queues of a device are, for interrupts.
 type Dispatch = [Option<NonNull<dyn AnyQueue>>; MAX_QUEUES];
 
@@ -111,7 +121,7 @@ pub(crate) struct PrivateData<T: Driver> {
     #[pin]
     data: T::Data,
     #[pin]
-    running: Mutex<Option<T::Running>>,
+    life: Mutex<Life<T::Running>>,
     dispatch: UnsafeCell<Dispatch>,
 }
 
@@ -162,7 +172,7 @@ impl<T: Driver> PrivateData<T> {
 
         match T::start(self.data(), canary) {
             Ok(running) => {
-                *self.running.lock() = Some(running);
+                *self.life.lock() = Life::Up(running);
                 Ok(())
             }
             Err(e) => {
@@ -369,7 +379,7 @@ impl<T: Driver> Adapter<T> {
             vdev.as_ref().set_drvdata(try_pin_init!(PrivateData::<T> {
                 config,
                 data <- data,
-                running <- new_mutex!(None, "PrivateData::running"),
+                life <- new_mutex!(Life::Down, "PrivateData::life"),
                 dispatch: UnsafeCell::new([None; MAX_QUEUES]),
             }))?;
             // SAFETY: It was just set. If what follows fails, the driver core drops it.
@@ -397,14 +407,16 @@ impl<T: Driver> Adapter<T> {
         f(private, vdev)
     }
 
-    /// Stops the driver, if it runs, and takes the device down.
+    /// Stops the driver, if it runs, and takes the device down, if it is up.
     fn stop(private: Pin<&PrivateData<T>>, vdev: &Device<device::Bound>) {
-        let running = private.running.lock().take();
+        let life = core::mem::replace(&mut *private.life.lock(), Life::Down);
 
-        if let Some(running) = running {
-            T::stop(private.data(), running);
-            private.take_down(vdev);
+        match life {
+            Life::Down => return,
+            Life::Up(running) => T::stop(private.data(), running),
+            Life::Halted => (),
         }
+        private.take_down(vdev);
     }
 
     extern "C" fn remove_callback(vdev: *mut bindings::virtio_device) {
@@ -429,10 +441,11 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: As in `remove_callback`.
         unsafe {
             Self::with_private(vdev, |private, vdev| {
-                let running = private.running.lock().take();
+                let life = core::mem::replace(&mut *private.life.lock(), Life::Down);
 
-                if let Some(running) = running {
+                if let Life::Up(running) = life {
                     T::shutdown(private.data(), running);
+                    *private.life.lock() = Life::Halted;
                 }
                 bindings::virtio_device_shutdown(vdev.as_raw());
             })

@@ -12,6 +12,8 @@ use vm_runner::size;
 const USAGE: &str = "usage: vbrs-guest agent TTY
        vbrs-guest fill FILE SIZE SEED    write SIZE bytes of a pattern
        vbrs-guest verify FILE SEED       compare FILE with the pattern
+       vbrs-guest stamp FILE SIZE SEED   write SIZE bytes, a word of a pattern on each page
+       vbrs-guest check FILE SIZE SEED   compare these words
        vbrs-guest hog SIZE FILE          hold SIZE bytes; FILE appears; until FILE is removed
        vbrs-guest fragment FILE SIZE     write SIZE bytes, then free every other page of them";
 
@@ -35,6 +37,10 @@ fn run() -> Result<()> {
             let bytes = memory::verify(Path::new(file), seed.parse()?)?;
             println!("{bytes}");
             Ok(())
+        }
+        ["stamp", file, bytes, seed] => memory::stamp(Path::new(file), size::parse(bytes)?, seed.parse()?),
+        ["check", file, bytes, seed] => {
+            memory::check_stamps(Path::new(file), size::parse(bytes)?, seed.parse()?)
         }
         ["hog", bytes, file] => memory::hog(size::parse(bytes)?, Path::new(file)),
         ["fragment", file, bytes] => memory::fragment(Path::new(file), size::parse(bytes)?),
