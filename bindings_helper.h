@@ -10,6 +10,7 @@
 #include <linux/virtio_ids.h>
 #include <linux/workqueue.h>
 #include <uapi/linux/virtio_balloon.h>
+#include <uapi/linux/virtio_pci.h>
 #include <uapi/linux/virtio_ring.h>
 
 /*

@@ -8,7 +8,8 @@ use super::{
         Direction,
         Flight,
         Patience,
-        Queue, //
+        Queue,
+        Waiter, //
     },
     knobs,
     params::Params, //
@@ -52,6 +53,7 @@ use crate::{
 use kernel::{
     device::Bound,
     new_mutex,
+    num::casts::u32_as_usize,
     prelude::*,
     sync::{
         aref::ARef,
@@ -100,10 +102,14 @@ impl Migrate for SharedChannel {
         let mut guard = self.inner.try_lock().ok_or(EAGAIN)?;
         let channel = (*guard).as_mut().ok_or(EAGAIN)?;
         let flight = Flight::FIRST;
+
+        if channel.is_busy().map_err(|_| EAGAIN)? {
+            return Err(EAGAIN);
+        }
         let mut tell = |direction, pfn| {
             channel.tell(direction, flight, pfn, 0)?;
             channel.flush(direction)?;
-            channel.drain(direction, flight)
+            channel.drain(direction, flight, Waiter::Migration)
         };
 
         match tell(Direction::Inflate, new.pfn()) {
@@ -286,10 +292,14 @@ impl Balloon {
         }
     }
 
-    /// Whether a step should end early: the target may be another, or the device is being stopped.
+    /// Whether the target may be another than when the step began.
     pub(super) fn interrupted(&self) -> bool {
         self.changes.load(Relaxed) != self.step_changes.load(Relaxed)
-            && !self.patience.stopping.load(Relaxed)
+    }
+
+    /// Whether the device is being stopped.
+    pub(super) fn stopping(&self) -> bool {
+        self.patience.stopping.load(Relaxed)
     }
 
     /// The guest cannot spare more now. Returns when to try again.
@@ -307,17 +317,6 @@ impl Balloon {
             );
         }
         msecs_to_jiffies(delay)
-    }
-
-    /// The device turned out unusable. Its pages stay where they are until it is reset.
-    pub(super) fn report_failure(&self, e: Error) {
-        if e != ETIMEDOUT {
-            dev_err!(
-                &*self.vdev,
-                "the device is unusable ({e:?}), the balloon stays at {} balloon pages\n",
-                self.actual()
-            );
-        }
     }
 
     /// Makes the messages fit to the size of window that the user wants.
@@ -353,7 +352,10 @@ fn negotiate(
     params: &Params,
 ) -> Result<Negotiated> {
     let offered = Features(vdev.features());
-    let announcement = if offered.has(wire::F_PAGE_BITMAP) {
+    let has_room = vdev
+        .config_len()
+        .is_none_or(|len| u32_as_usize(len) >= wire::CONFIG_LEN);
+    let announcement = if offered.has(wire::F_PAGE_BITMAP) && has_room {
         let bytes = config.read::<{ Announcement::LEN }>(wire::CONFIG_ANNOUNCEMENT)?;
         Some(Announcement::decode(&bytes))
     } else {
@@ -477,6 +479,15 @@ impl virtio::Driver for BalloonDriver {
             balloon.deflate_all(channel);
             // The device may be gone already.
             let _ = balloon.write_actual();
+        }
+        if balloon.pages.pages() > 0 {
+            dev_err!(
+                &*balloon.vdev,
+                "{} guest pages are held by page migration for a minute already, leaking them\n",
+                balloon.pages.pages()
+            );
+            // Whoever holds them will look at the balloon when putting them back.
+            core::mem::forget(balloon.clone());
         }
     }
 

@@ -19,6 +19,7 @@ use crate::{
             PFN_BYTES, //
         },
     },
+    mm::Block,
     page_list::PageList,
     virtio, //
 };
@@ -77,10 +78,20 @@ pub(super) struct Patience {
 impl Patience {
     /// How long a wait sleeps before it looks around, in milliseconds.
     const SLICE_MS: u32 = 500;
-    /// How many slices without an answer a wait sleeps while the device is being stopped.
+    /// How many slices without an answer a wait sleeps while the device is being stopped, and while
+    /// a page is being moved.
     const LAST_SLICES: u32 = 4;
     /// After how many slices the log says that the host does not answer.
     const SLICES_TO_LOG: u32 = 20;
+}
+
+/// Who waits for the host.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Waiter {
+    /// The worker: as long as it takes, unless the device is being stopped.
+    Worker,
+    /// Whoever moves a page: not for long.
+    Migration,
 }
 
 /// The number of windows that are open at a time.
@@ -123,6 +134,8 @@ pub(super) struct Channel {
     page_shift: u32,
     /// Set when the device turned out unusable; nothing is told any more.
     failed: Option<Error>,
+    /// Whether the log says that the host is slow.
+    slow_logged: bool,
     /// Pages on their way to the host or back, a list for each flight.
     pub(super) in_flight: [PageList; Flight::COUNT],
     /// Pages of which the host may think what it wants until the device is reset.
@@ -162,6 +175,7 @@ impl Channel {
             table: WindowTable::new(),
             page_shift: BALLOON_PAGE_SHIFT,
             failed: None,
+            slow_logged: false,
             in_flight: [const { PageList::new() }; Flight::COUNT],
             limbo: PageList::new(),
         };
@@ -230,11 +244,30 @@ impl Channel {
         /// log2 of the size of a block in bytes, unless the device likes another: 2 MiB.
         const BLOCK_SHIFT: u32 = 21;
 
-        let shift = match self.protocol {
-            Protocol::PageBitmap(device) if device.block_shift != 0 => device.block_shift,
+        let order = |shift| {
+            let order = self.page_size.order(shift)?;
+            (order > 0 && order <= Block::MAX_ORDER).then_some(order)
+        };
+        let preferred = match self.protocol {
+            Protocol::PageBitmap(device) if device.block_shift >= BLOCK_SHIFT => device.block_shift,
             _ => BLOCK_SHIFT,
         };
-        self.page_size.order(shift).filter(|order| *order > 0)
+        order(preferred).or(order(BLOCK_SHIFT))
+    }
+
+    /// Whether the host still has messages, after those are taken that it has used.
+    ///
+    /// # Errors
+    ///
+    /// The device is unusable.
+    pub(super) fn is_busy(&mut self) -> Result<bool> {
+        for direction in [Direction::Inflate, Direction::Deflate] {
+            while self.take_one(direction)? {}
+            if self.pipe(direction).outstanding != [0; Flight::COUNT] {
+                return Ok(true);
+            }
+        }
+        Ok(false)
     }
 
     /// Whether the host can be told of the block of `order` at guest page `pfn`.
@@ -374,7 +407,7 @@ impl Channel {
                 // All messages are open, none is on its way.
                 self.flush(direction)?;
             }
-            self.wait_for_one(direction)?;
+            self.wait_for_one(direction, Waiter::Worker)?;
         };
 
         message.cargo = Cargo { flight, filled: 0 };
@@ -419,7 +452,7 @@ impl Channel {
                 Ok(()) => break,
                 Err((back, ENOSPC)) if self.pipe(direction).outstanding != [0; Flight::COUNT] => {
                     message = back;
-                    self.wait_for_one(direction)?;
+                    self.wait_for_one(direction, Waiter::Worker)?;
                 }
                 Err((back, e)) => {
                     self.recycle(back);
@@ -440,8 +473,15 @@ impl Channel {
         self.failed.map_or(Ok(()), Err)
     }
 
-    /// Takes note that the device is unusable.
+    /// Takes note that the device is unusable, and says so once. What was on its way stays there until
+    /// the device is reset.
     fn fail<T>(&mut self, e: Error) -> Result<T> {
+        if self.failed.is_none() && e != ETIMEDOUT {
+            dev_err!(
+                &*self.vdev,
+                "the device is unusable ({e:?}), the balloon stays as it is\n"
+            );
+        }
         self.failed = Some(e);
         Err(e)
     }
@@ -464,9 +504,14 @@ impl Channel {
     /// # Errors
     ///
     /// Those of [`Channel::wait_for_one`].
-    pub(super) fn drain(&mut self, direction: Direction, flight: Flight) -> Result {
+    pub(super) fn drain(
+        &mut self,
+        direction: Direction,
+        flight: Flight,
+        waiter: Waiter,
+    ) -> Result {
         while self.pipe(direction).outstanding[flight.index()] > 0 {
-            self.wait_for_one(direction)?;
+            self.wait_for_one(direction, waiter)?;
         }
         Ok(())
     }
@@ -476,31 +521,43 @@ impl Channel {
     /// # Errors
     ///
     /// [`EIO`] if the device is broken, [`ENODEV`] if it is gone, [`ETIMEDOUT`] if the device is
-    /// being stopped and the host does not answer.
-    fn wait_for_one(&mut self, direction: Direction) -> Result {
+    /// being stopped and the host does not answer, [`EAGAIN`] if it does not answer a migration.
+    fn wait_for_one(&mut self, direction: Direction, waiter: Waiter) -> Result {
         let mut slices = 0;
 
         self.check()?;
-        loop {
-            let pipe = self.pipe(direction);
-            match pipe.queue.take_used() {
-                Ok(Some(message)) => {
-                    let n = &mut pipe.outstanding[message.cargo.flight.index()];
-                    *n = n.saturating_sub(1);
-                    self.recycle(message);
-                    return Ok(());
-                }
-                Ok(None) => (),
-                Err(e) => return self.fail(e),
-            }
-            pipe.queue.wait(msecs_to_jiffies(Patience::SLICE_MS));
+        while !self.take_one(direction)? {
+            self.pipe(direction)
+                .queue
+                .wait(msecs_to_jiffies(Patience::SLICE_MS));
             slices += 1;
             if self.patience.stopping.load(Relaxed) && slices >= Patience::LAST_SLICES {
                 return self.fail(ETIMEDOUT);
             }
-            if slices == Patience::SLICES_TO_LOG {
+            if waiter == Waiter::Migration && slices >= Patience::LAST_SLICES {
+                return Err(EAGAIN);
+            }
+            if slices >= Patience::SLICES_TO_LOG && !self.slow_logged {
+                self.slow_logged = true;
                 dev_warn!(&*self.vdev, "the host has not answered for 10 s, waiting on\n");
             }
+        }
+        Ok(())
+    }
+
+    /// Makes a message idle again that the host has used, if there is one. Returns whether there was.
+    fn take_one(&mut self, direction: Direction) -> Result<bool> {
+        let pipe = self.pipe(direction);
+
+        match pipe.queue.take_used() {
+            Ok(Some(message)) => {
+                let n = &mut pipe.outstanding[message.cargo.flight.index()];
+                *n = n.saturating_sub(1);
+                self.recycle(message);
+                Ok(true)
+            }
+            Ok(None) => Ok(false),
+            Err(e) => self.fail(e),
         }
     }
 

@@ -7,7 +7,8 @@ use super::{
     channel::{
         Channel,
         Direction,
-        Flight, //
+        Flight,
+        Waiter, //
     },
 };
 use crate::{
@@ -64,20 +65,23 @@ impl Balloon {
                 (Ok(0), Step::Deflate(_)) => return Some(msecs_to_jiffies(ISOLATED_MS)),
                 (Ok(0), _) => return Some(self.starved()),
                 (Ok(_), _) => self.pace.lock().moved(),
-                (Err(e), _) => {
-                    self.report_failure(e);
-                    return None;
-                }
+                (Err(_), _) => return None,
             }
             mm::relax();
         }
     }
 
+    /// The pages that can be taken from the guest now.
+    fn spare(&self) -> u64 {
+        mm::available_pages().saturating_sub(self.reserve())
+    }
+
     /// Reads the target, and decides.
     fn next_step(&self) -> Result<Step> {
+        // In this order, so that a change in between interrupts the step.
+        self.attempts_since_change();
         let target = self.read_target()?;
 
-        self.attempts_since_change();
         Ok(target::step(
             target,
             self.pages.pages(),
@@ -99,9 +103,9 @@ impl Balloon {
         let before = self.pages.pages();
         let mut flight = Flight::FIRST;
         let mut left = want;
-        let mut order = channel.block_order().filter(|order| *order <= Block::MAX_ORDER);
+        let mut order = channel.block_order();
 
-        while left > 0 && !self.interrupted() {
+        while left > 0 && !self.interrupted() && !self.stopping() {
             let size = order.map_or(1, |order| 1 << order);
             if left < size {
                 order = None;
@@ -111,13 +115,14 @@ impl Balloon {
                 Some(_) => BLOCK_BATCH,
                 None => PAGE_BATCH,
             });
-            let got = self.collect(channel, flight, order, left.min(limit))?;
+            let batch = left.min(limit).min(self.spare());
+            let got = self.collect(channel, flight, order, batch)?;
 
             channel.flush(Direction::Inflate)?;
             left -= got;
             flight = flight.other();
             self.land(channel, flight)?;
-            if got < left.min(limit) {
+            if got + size <= batch || batch < size {
                 // There are no more of this size.
                 if order.take().is_none() {
                     break;
@@ -161,6 +166,9 @@ impl Balloon {
             channel.pages_of(flight).push(block);
             channel.tell(Direction::Inflate, flight, pfn, order)?;
             if got % 1024 == 0 {
+                if self.interrupted() || self.stopping() {
+                    break;
+                }
                 mm::relax();
             }
         }
@@ -169,7 +177,7 @@ impl Balloon {
 
     /// Waits until the host has taken the pages of a flight, and takes them into the balloon.
     fn land(&self, channel: &mut Channel, flight: Flight) -> Result {
-        channel.drain(Direction::Inflate, flight)?;
+        channel.drain(Direction::Inflate, flight, Waiter::Worker)?;
 
         let list = core::mem::replace(channel.pages_of(flight), PageList::new());
         if !list.is_empty() {
@@ -188,7 +196,7 @@ impl Balloon {
         let flight = Flight::FIRST;
         let mut left = want;
 
-        while left > 0 && !self.interrupted() {
+        while left > 0 && (self.stopping() || !self.interrupted()) {
             let batch = left.min(self.page_size.pages_in(BLOCK_BATCH));
             let mut list = PageList::new();
             let got = self.pages.remove(batch, &mut list);
@@ -199,7 +207,7 @@ impl Balloon {
 
             channel.pages_of(flight).append(list);
             self.tell_all(channel, Direction::Deflate, flight)?;
-            channel.drain(Direction::Deflate, flight)?;
+            channel.drain(Direction::Deflate, flight, Waiter::Worker)?;
             drop(core::mem::replace(channel.pages_of(flight), PageList::new()));
             self.write_actual()?;
         }
@@ -221,8 +229,8 @@ impl Balloon {
     /// Gives all pages back to the guest, telling the host as long as it answers. For the end: what
     /// the host was not told of stays on its way until the device is reset.
     pub(super) fn deflate_all(&self, channel: &mut Channel) {
-        /// How often to wait for compaction to put pages back: 10 s in all.
-        const TRIES: u32 = 500;
+        /// How often to wait for compaction to put pages back: 60 s in all.
+        const TRIES: u32 = 3000;
 
         let mut tries = 0;
 

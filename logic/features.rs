@@ -18,7 +18,8 @@ use super::wire::{
     F_PAGE_BITMAP,
     F_PAGE_BITMAP_2016,
     F_PAGE_POISON,
-    F_REPORTING, //
+    F_REPORTING,
+    F_VERSION_1, //
 };
 
 /// A set of feature bits, of those below 64.
@@ -147,7 +148,8 @@ pub fn negotiate(
         mistrust: None,
     };
 
-    if offered.has(F_PAGE_BITMAP) {
+    // Records are little-endian by definition, so the older byte orders have no page bitmaps.
+    if offered.has(F_PAGE_BITMAP) && offered.has(F_VERSION_1) {
         match announcement {
             Some(Ok(device)) => {
                 out.protocol = Protocol::PageBitmap(device);
@@ -245,9 +247,16 @@ mod tests {
 
     #[test]
     fn the_newer_protocol_wins_over_the_parameter() {
-        let out = negotiate(bits(&[3, 23]), Some(Ok(DEVICE)), true, false);
+        let out = negotiate(bits(&[3, 23, 32]), Some(Ok(DEVICE)), true, false);
         assert!(out.protocol == Protocol::PageBitmap(DEVICE));
         assert!(!out.features.has(3));
+    }
+
+    #[test]
+    fn page_bitmaps_need_a_device_of_version_1() {
+        let out = negotiate(bits(&[0, 23]), Some(Ok(DEVICE)), false, false);
+        assert!(out.protocol == Protocol::PfnArray);
+        assert!(!out.features.has(23));
     }
 
     #[test]

@@ -32,6 +32,9 @@ pub const F_HOST_REQUEST: u32 = 22;
 /// Page bitmaps; only valid together with the [`Announcement`] in config space.
 pub const F_PAGE_BITMAP: u32 = 23;
 
+/// A device of version 1 of the virtio specification, of which all integers are little-endian.
+pub const F_VERSION_1: u32 = 32;
+
 /// log2 of the size of a balloon page (4 KiB), whatever the page size of the guest.
 pub const BALLOON_PAGE_SHIFT: u32 = 12;
 /// The most page frame numbers in one array that every known host takes.

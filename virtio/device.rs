@@ -89,6 +89,62 @@ impl Device<device::Bound> {
         cfg!(target_endian = "little") || self.features() >> bindings::VIRTIO_F_VERSION_1 & 1 == 1
     }
 
+    /// The size of the config space in bytes, where the transport knows it.
+    ///
+    /// virtio-pci does not forgive a read beyond it, other transports do. May sleep.
+    pub(crate) fn config_len(&self) -> Option<u32> {
+        #[cfg(CONFIG_PCI)]
+        return self.pci_config_len();
+        #[cfg(not(CONFIG_PCI))]
+        None
+    }
+
+    /// The size of the config space according to the PCI capability that describes it; `None` if the
+    /// device is on another bus. A PCI device without the capability is a legacy one, which has the
+    /// fields that all balloons have.
+    #[cfg(CONFIG_PCI)]
+    fn pci_config_len(&self) -> Option<u32> {
+        use kernel::bindings::{
+            pci_bus_type,
+            pci_dev,
+            pci_find_capability,
+            pci_find_next_capability,
+            pci_read_config_byte,
+            pci_read_config_dword,
+            PCI_CAP_ID_VNDR, //
+        };
+
+        // SAFETY: By the type invariants the device is valid, and so is its parent.
+        let parent = unsafe { (*self.as_raw()).dev.parent };
+        // SAFETY: As above; the bus type is only compared.
+        if parent.is_null() || unsafe { (*parent).bus } != &raw const pci_bus_type {
+            return None;
+        }
+        // SAFETY: A device on the PCI bus is embedded in a `struct pci_dev`.
+        let pdev = unsafe { kernel::container_of!(parent, pci_dev, dev) };
+        // CAST: a PCI capability id, which the C side takes as `int`.
+        let vendor = PCI_CAP_ID_VNDR as c_int;
+        // SAFETY: `pdev` is valid, here and below.
+        let mut at = unsafe { pci_find_capability(pdev, vendor) };
+
+        while at != 0 {
+            let (mut kind, mut len) = (0, 0);
+            let field = |offset: u32| c_int::from(at).wrapping_add(offset as c_int);
+
+            // SAFETY: `pdev` is valid, and the results are written to local variables.
+            let failed = unsafe {
+                pci_read_config_byte(pdev, field(bindings::VIRTIO_PCI_CAP_CFG_TYPE), &mut kind)
+                    | pci_read_config_dword(pdev, field(bindings::VIRTIO_PCI_CAP_LENGTH), &mut len)
+            };
+            if failed == 0 && u32::from(kind) == bindings::VIRTIO_PCI_CAP_DEVICE_CFG {
+                return Some(len);
+            }
+            // SAFETY: As above.
+            at = unsafe { pci_find_next_capability(pdev, at, vendor) };
+        }
+        Some(0)
+    }
+
     /// Whether the transport can be asked for a queue that the device may not have.
     ///
     /// virtio-uml knows only how many queues the other side is ready for, and warns of a question
