@@ -50,6 +50,9 @@ modules-debug: ## build it for the x86 kernel with all checks
 	@$(setup) debug
 	@$(module) debug
 
+modules-%:
+	@echo "there is no guest '$*'; there are: stock, uml, uml-lean, debug" >&2; exit 2
+
 ##@ Host
 
 .PHONY: tools

@@ -7,6 +7,8 @@
 
 #![allow(
     clippy::all,
+    clippy::ptr_as_ptr,
+    clippy::ref_as_ptr,
     dead_code,
     missing_docs,
     non_camel_case_types,

@@ -50,6 +50,7 @@ unsafe impl Sync for Attribute {}
 
 impl Attribute {
     /// A file that everybody can read.
+    #[expect(clippy::disallowed_methods, reason = "`as_char_ptr` is not const")]
     pub(crate) const fn read_only<D: virtio::Driver, A: Show<D>>(name: &'static CStr) -> Self {
         let mut attribute: bindings::device_attribute = pin_init::zeroed();
 
@@ -85,6 +86,7 @@ unsafe impl<const N: usize> Sync for Group<N> {}
 
 impl<const N: usize> Group<N> {
     /// A folder of this name with these attributes in it.
+    #[expect(clippy::disallowed_methods, reason = "`as_char_ptr` is not const")]
     pub(crate) const fn new(name: &'static CStr, members: &[&'static Attribute]) -> Self {
         assert!(members.len() + 1 == N);
 
@@ -139,6 +141,9 @@ impl fmt::Write for Text<'_> {
     }
 }
 
+/// # Safety
+///
+/// Only for sysfs to call, for an attribute of a driver's `dev_groups`, with a page as `buf`.
 unsafe extern "C" fn show<D: virtio::Driver, A: Show<D>>(
     dev: *mut bindings::device,
     _attribute: *mut bindings::device_attribute,
@@ -162,6 +167,9 @@ unsafe extern "C" fn show<D: virtio::Driver, A: Show<D>>(
     }
 }
 
+/// # Safety
+///
+/// Only for sysfs to call, for an attribute of a driver's `dev_groups`, with `count` bytes in `buf`.
 unsafe extern "C" fn store<D: virtio::Driver, A: Store<D>>(
     dev: *mut bindings::device,
     _attribute: *mut bindings::device_attribute,

@@ -7,6 +7,7 @@ use super::{
         Channel,
         Direction,
         Flight,
+        Link,
         Patience,
         Queue,
         Waiter, //
@@ -48,7 +49,7 @@ use crate::{
         Task,
         WorkQueue, //
     },
-    VIRTIO_TABLE,
+    VIRTIO_TABLE, //
 };
 use kernel::{
     device::Bound,
@@ -56,7 +57,6 @@ use kernel::{
     num::casts::u32_as_usize,
     prelude::*,
     sync::{
-        aref::ARef,
         atomic::{
             Atomic,
             Relaxed, //
@@ -117,12 +117,12 @@ impl Migrate for SharedChannel {
             Err(ERANGE) => return Err(EAGAIN),
             Err(_) => {
                 // Nobody knows what the host thinks of the new page.
-                new.hold().map(|page| channel.limbo.push(page));
+                channel.keep(new.hold());
                 return Err(EAGAIN);
             }
         }
         if tell(Direction::Deflate, old.pfn()).is_err() {
-            old.hold().map(|page| channel.limbo.push(page));
+            channel.keep(old.hold());
         }
         Ok(())
     }
@@ -160,22 +160,17 @@ pub(super) struct Knobs {
 /// [`BalloonPages`], of [`virtio::Config`] and of the queues.
 #[pin_data]
 pub(super) struct Balloon {
-    pub(super) vdev: ARef<virtio::Device>,
+    pub(super) link: Link,
     config: Arc<virtio::Config>,
     negotiated: Negotiated,
     /// What is spoken; set by each start.
     #[pin]
     protocol: Mutex<Protocol>,
-    little_endian: bool,
-    pub(super) page_size: PageSize,
     reserve_mib: Option<u32>,
     adjusts_managed: bool,
-    inflate: Arc<Queue>,
-    deflate: Arc<Queue>,
     pub(super) channel: Arc<SharedChannel>,
     #[pin]
     pub(super) pages: BalloonPages<SharedChannel>,
-    patience: Arc<Patience>,
     /// The number of config changes, to notice one in the middle of a step.
     changes: Atomic<u32>,
     /// The value of `changes` when the current step began.
@@ -196,32 +191,27 @@ impl Balloon {
         let negotiated = negotiate(vdev, &config, &params)?;
         let accounts = !negotiated.features.has(wire::F_DEFLATE_ON_OOM);
         let channel = Arc::pin_init(SharedChannel::new(), GFP_KERNEL)?;
-        let inflate = Arc::pin_init(Queue::new(c"inflate"), GFP_KERNEL)?;
-        let deflate = Arc::pin_init(Queue::new(c"deflate"), GFP_KERNEL)?;
-        let patience = Arc::new(
-            Patience {
-                stopping: Atomic::new(false),
-            },
-            GFP_KERNEL,
-        )?;
-        let page_size = PageSize::from_shift(mm::PAGE_SHIFT).ok_or(EINVAL)?;
-        let little_endian = vdev.is_little_endian();
-        let vdev: ARef<virtio::Device> = vdev.into();
+        let patience = Patience {
+            stopping: Atomic::new(false),
+        };
+        let link = Link {
+            vdev: vdev.into(),
+            patience: Arc::new(patience, GFP_KERNEL)?,
+            page_size: PageSize::from_shift(mm::PAGE_SHIFT).ok_or(EINVAL)?,
+            little_endian: vdev.is_little_endian(),
+            inflate: Arc::pin_init(Queue::new(c"inflate"), GFP_KERNEL)?,
+            deflate: Arc::pin_init(Queue::new(c"deflate"), GFP_KERNEL)?,
+        };
 
         Ok(try_pin_init!(Self {
-            vdev,
+            link,
             config,
             negotiated,
             protocol <- new_mutex!(negotiated.protocol, "Balloon::protocol"),
-            little_endian,
-            page_size,
             reserve_mib: params.reserve_mib,
             adjusts_managed: accounts,
-            inflate,
-            deflate,
             pages <- BalloonPages::new(accounts, channel.clone()),
             channel,
-            patience,
             changes: Atomic::new(0),
             step_changes: Atomic::new(0),
             pace <- new_mutex!(
@@ -237,11 +227,16 @@ impl Balloon {
         }))
     }
 
+    /// The size of a guest page.
+    pub(super) fn page_size(&self) -> PageSize {
+        self.link.page_size
+    }
+
     /// The target in guest pages, as the device wants it now. May sleep.
     pub(super) fn read_target(&self) -> Result<u64> {
         let num_pages = self.config.read_le32(wire::CONFIG_NUM_PAGES)?;
 
-        Ok(self.page_size.guest_pages(num_pages))
+        Ok(self.page_size().guest_pages(num_pages))
     }
 
     /// The target in balloon pages. May sleep.
@@ -251,7 +246,7 @@ impl Balloon {
 
     /// The size of the balloon, in balloon pages.
     pub(super) fn actual(&self) -> u32 {
-        self.page_size.actual(self.pages.pages())
+        self.page_size().actual(self.pages.pages())
     }
 
     /// Tells the device the size of the balloon. May sleep.
@@ -271,13 +266,13 @@ impl Balloon {
         } else {
             0
         };
-        let ram = self.page_size.bytes(mm::total_pages() + ballooned);
+        let ram = self.page_size().bytes(mm::total_pages() + ballooned);
         let bytes = match self.reserve_mib {
             Some(mib) => u64::from(mib) << 20,
             None => target::default_reserve(ram),
         };
 
-        self.page_size.pages_in(bytes)
+        self.page_size().pages_in(bytes)
     }
 
     /// Takes note that a step begins; a new target starts the back-off anew.
@@ -299,7 +294,7 @@ impl Balloon {
 
     /// Whether the device is being stopped.
     pub(super) fn stopping(&self) -> bool {
-        self.patience.stopping.load(Relaxed)
+        self.link.patience.stopping.load(Relaxed)
     }
 
     /// The guest cannot spare more now. Returns when to try again.
@@ -310,7 +305,7 @@ impl Balloon {
 
         if pace.log.admit(now) {
             dev_info!(
-                &*self.vdev,
+                &*self.link.vdev,
                 "the guest cannot spare more memory now: {} of {} balloon pages; trying again\n",
                 self.actual(),
                 self.target().unwrap_or(0)
@@ -413,10 +408,8 @@ impl virtio::Driver for BalloonDriver {
         vdev: &virtio::Device<Bound>,
         config: Arc<virtio::Config>,
     ) -> impl PinInit<BalloonData, Error> {
-        let balloon =
-            Balloon::new(vdev, config).and_then(|init| Arc::pin_init(init, GFP_KERNEL));
-        let queue =
-            WorkQueue::new(c"virtio-balloon").and_then(|q| Ok(Arc::new(q, GFP_KERNEL)?));
+        let balloon = Balloon::new(vdev, config).and_then(|init| Arc::pin_init(init, GFP_KERNEL));
+        let queue = WorkQueue::new(c"virtio-balloon").and_then(|q| Ok(Arc::new(q, GFP_KERNEL)?));
 
         pin_init::pin_init_scope(move || {
             let (balloon, queue) = (balloon?, queue?);
@@ -429,8 +422,8 @@ impl virtio::Driver for BalloonDriver {
     }
 
     fn queues<'a>(data: &'a BalloonData, set: &mut virtio::QueueSet<'a>) -> Result {
-        set.push(&*data.balloon.inflate)?;
-        set.push(&*data.balloon.deflate)?;
+        set.push(&*data.balloon.link.inflate)?;
+        set.push(&*data.balloon.link.deflate)?;
         if data.balloon.negotiated.protocol == Protocol::PageBitmap2016 {
             set.expect_none_behind(c"free_page_vq");
         }
@@ -441,7 +434,7 @@ impl virtio::Driver for BalloonDriver {
         let balloon = &data.get_ref().balloon;
         let protocol = if canary {
             dev_err!(
-                &*balloon.vdev,
+                &*balloon.link.vdev,
                 "the page-bitmap dialect of 2016 is refused: {}\n",
                 Refusal::FreePageQueue.reason()
             );
@@ -451,20 +444,12 @@ impl virtio::Driver for BalloonDriver {
         };
 
         *balloon.protocol.lock() = protocol;
-        balloon.patience.stopping.store(false, Relaxed);
+        balloon.link.patience.stopping.store(false, Relaxed);
         let window = balloon.knobs.lock().window;
-        let channel = Channel::new(
-            balloon.vdev.clone(),
-            balloon.patience.clone(),
-            protocol,
-            balloon.page_size,
-            window,
-            balloon.little_endian,
-            balloon.inflate.clone(),
-            balloon.deflate.clone(),
-        )?;
+        let channel = Channel::new(balloon.link.clone(), protocol, window)?;
+
         *balloon.channel.lock() = Some(channel);
-        dev_info!(&*balloon.vdev, "using {}\n", protocol.name());
+        dev_info!(&*balloon.link.vdev, "using {}\n", protocol.name());
         data.task.enable();
         data.task.schedule(0);
         Ok(Running(()))
@@ -473,7 +458,7 @@ impl virtio::Driver for BalloonDriver {
     fn stop(data: Pin<&BalloonData>, _running: Running) {
         let balloon = &data.get_ref().balloon;
 
-        balloon.patience.stopping.store(true, Relaxed);
+        balloon.link.patience.stopping.store(true, Relaxed);
         data.task.disable();
         if let Some(channel) = &mut *balloon.channel.lock() {
             balloon.deflate_all(channel);
@@ -482,7 +467,7 @@ impl virtio::Driver for BalloonDriver {
         }
         if balloon.pages.pages() > 0 {
             dev_err!(
-                &*balloon.vdev,
+                &*balloon.link.vdev,
                 "{} guest pages are held by page migration for a minute already, leaking them\n",
                 balloon.pages.pages()
             );
@@ -492,7 +477,7 @@ impl virtio::Driver for BalloonDriver {
     }
 
     fn shutdown(data: Pin<&BalloonData>, _running: Running) {
-        data.balloon.patience.stopping.store(true, Relaxed);
+        data.balloon.link.patience.stopping.store(true, Relaxed);
         data.task.disable();
     }
 
@@ -505,7 +490,7 @@ impl virtio::Driver for BalloonDriver {
 
         if !pages.is_empty() {
             dev_info!(
-                &*balloon.vdev,
+                &*balloon.link.vdev,
                 "{} guest pages that the host had not answered for are back after the reset\n",
                 pages.pages()
             );

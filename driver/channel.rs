@@ -27,13 +27,14 @@ use kernel::{
     num::casts::u32_as_usize,
     prelude::*,
     sync::{
+        aref::ARef,
         atomic::{
             Atomic,
             Relaxed, //
         },
         Arc, //
     },
-    time::msecs_to_jiffies,
+    time::msecs_to_jiffies, //
 };
 
 /// Which batch of pages a message is about.
@@ -114,17 +115,31 @@ pub(super) enum Direction {
     Deflate,
 }
 
+/// What stays the same for a device, however often it is started.
+#[derive(Clone)]
+pub(super) struct Link {
+    /// The device, to log for.
+    pub(super) vdev: ARef<virtio::Device>,
+    /// What waits look at.
+    pub(super) patience: Arc<Patience>,
+    /// The size of a guest page.
+    pub(super) page_size: PageSize,
+    /// Whether the device takes little-endian arrays.
+    pub(super) little_endian: bool,
+    /// The queue for pages that the host may take.
+    pub(super) inflate: Arc<Queue>,
+    /// The queue for pages that are used again.
+    pub(super) deflate: Arc<Queue>,
+}
+
 /// The messages for telling the host of pages, and where they are.
 pub(super) struct Channel {
-    vdev: kernel::sync::aref::ARef<virtio::Device>,
-    patience: Arc<Patience>,
+    link: Link,
     protocol: Protocol,
-    page_size: PageSize,
     /// Size of the windows that the user wants.
     wanted: WindowSize,
     /// Size of the windows that the messages are made for.
     window: WindowSize,
-    little_endian: bool,
     inflate: Pipe,
     deflate: Pipe,
     idle: KVec<KBox<Message>>,
@@ -146,30 +161,18 @@ impl Channel {
     /// A channel over two queues of a live device.
     ///
     /// `window` is what the user wants; it is cut down to what the device and its rings take.
-    pub(super) fn new(
-        vdev: kernel::sync::aref::ARef<virtio::Device>,
-        patience: Arc<Patience>,
-        protocol: Protocol,
-        page_size: PageSize,
-        window: WindowSize,
-        little_endian: bool,
-        inflate: Arc<Queue>,
-        deflate: Arc<Queue>,
-    ) -> Result<Self> {
-        let pipe = |queue| Pipe {
-            queue,
+    pub(super) fn new(link: Link, protocol: Protocol, window: WindowSize) -> Result<Self> {
+        let pipe = |queue: &Arc<Queue>| Pipe {
+            queue: queue.clone(),
             outstanding: [0; Flight::COUNT],
         };
         let mut this = Self {
-            vdev,
-            patience,
             protocol,
-            page_size,
             wanted: window,
             window,
-            little_endian,
-            inflate: pipe(inflate),
-            deflate: pipe(deflate),
+            inflate: pipe(&link.inflate),
+            deflate: pipe(&link.deflate),
+            link,
             idle: KVec::new(),
             open: [const { None }; OPEN],
             table: WindowTable::new(),
@@ -187,10 +190,7 @@ impl Channel {
 
     /// The window size that the device and its rings take, at most `wanted`, and the messages for
     /// it. May sleep.
-    fn make_messages(
-        &self,
-        wanted: WindowSize,
-    ) -> Result<(WindowSize, KVec<KBox<Message>>)> {
+    fn make_messages(&self, wanted: WindowSize) -> Result<(WindowSize, KVec<KBox<Message>>)> {
         let ring = self.inflate.queue.ring_size()?;
         let ring = ring.min(self.deflate.queue.ring_size()?);
         let mut messages = KVec::with_capacity(MESSAGES, GFP_KERNEL)?;
@@ -245,7 +245,7 @@ impl Channel {
         const BLOCK_SHIFT: u32 = 21;
 
         let order = |shift| {
-            let order = self.page_size.order(shift)?;
+            let order = self.link.page_size.order(shift)?;
             (order > 0 && order <= Block::MAX_ORDER).then_some(order)
         };
         let preferred = match self.protocol {
@@ -274,10 +274,12 @@ impl Channel {
     pub(super) fn can_tell(&self, pfn: u64, order: u32) -> bool {
         match self.protocol {
             Protocol::PfnArray => self
+                .link
                 .page_size
                 .balloon_pfn(pfn + (1 << order))
                 .is_some_and(|end| end != 0),
             Protocol::PageBitmap(_) | Protocol::PageBitmap2016 => self
+                .link
                 .page_size
                 .frames(pfn, order, self.shift_of(order))
                 .is_some(),
@@ -286,7 +288,7 @@ impl Channel {
 
     /// The `page_shift` to tell the host of a block of `order` with.
     fn shift_of(&self, order: u32) -> u32 {
-        let shift = self.page_size.shift() + order;
+        let shift = self.link.page_size.shift() + order;
 
         if order > 0 && self.protocol.takes(shift) {
             shift
@@ -321,8 +323,8 @@ impl Channel {
             return Err(ERANGE);
         }
         if self.protocol == Protocol::PfnArray {
-            let first = self.page_size.balloon_pfn(pfn).ok_or(ERANGE)?;
-            for i in 0..self.page_size.balloon_pages(order) {
+            let first = self.link.page_size.balloon_pfn(pfn).ok_or(ERANGE)?;
+            for i in 0..self.link.page_size.balloon_pages(order) {
                 // CAST: `can_tell` has checked the last one.
                 self.tell_pfn(direction, flight, first.wrapping_add(i as u32))?;
             }
@@ -330,6 +332,7 @@ impl Channel {
         }
         let shift = self.shift_of(order);
         let (first, count) = self
+            .link
             .page_size
             .frames(pfn, order, shift)
             .ok_or(ERANGE)?;
@@ -348,7 +351,7 @@ impl Channel {
         if self.open[0].is_none() {
             self.open[0] = Some(self.acquire(direction, flight)?);
         }
-        let little_endian = self.little_endian;
+        let little_endian = self.link.little_endian;
         let Some(message) = &mut self.open[0] else {
             return Err(EIO);
         };
@@ -478,7 +481,7 @@ impl Channel {
     fn fail<T>(&mut self, e: Error) -> Result<T> {
         if self.failed.is_none() && e != ETIMEDOUT {
             dev_err!(
-                &*self.vdev,
+                &*self.link.vdev,
                 "the device is unusable ({e:?}), the balloon stays as it is\n"
             );
         }
@@ -504,12 +507,7 @@ impl Channel {
     /// # Errors
     ///
     /// Those of [`Channel::wait_for_one`].
-    pub(super) fn drain(
-        &mut self,
-        direction: Direction,
-        flight: Flight,
-        waiter: Waiter,
-    ) -> Result {
+    pub(super) fn drain(&mut self, direction: Direction, flight: Flight, waiter: Waiter) -> Result {
         while self.pipe(direction).outstanding[flight.index()] > 0 {
             self.wait_for_one(direction, waiter)?;
         }
@@ -531,7 +529,7 @@ impl Channel {
                 .queue
                 .wait(msecs_to_jiffies(Patience::SLICE_MS));
             slices += 1;
-            if self.patience.stopping.load(Relaxed) && slices >= Patience::LAST_SLICES {
+            if self.link.patience.stopping.load(Relaxed) && slices >= Patience::LAST_SLICES {
                 return self.fail(ETIMEDOUT);
             }
             if waiter == Waiter::Migration && slices >= Patience::LAST_SLICES {
@@ -539,7 +537,10 @@ impl Channel {
             }
             if slices >= Patience::SLICES_TO_LOG && !self.slow_logged {
                 self.slow_logged = true;
-                dev_warn!(&*self.vdev, "the host has not answered for 10 s, waiting on\n");
+                dev_warn!(
+                    &*self.link.vdev,
+                    "the host has not answered for 10 s, waiting on\n"
+                );
             }
         }
         Ok(())
@@ -579,7 +580,14 @@ impl Channel {
         pages
     }
 
-    /// Exchanges the pages of a flight.
+    /// Keeps a page from being used until the device is reset.
+    pub(super) fn keep(&mut self, page: Option<Block>) {
+        if let Some(page) = page {
+            self.limbo.push(page);
+        }
+    }
+
+    /// The pages of a flight.
     pub(super) fn pages_of(&mut self, flight: Flight) -> &mut PageList {
         &mut self.in_flight[flight.index()]
     }

@@ -87,7 +87,7 @@ impl Balloon {
             self.pages.pages(),
             mm::available_pages(),
             self.reserve(),
-            self.page_size.pages_in(STEP),
+            self.page_size().pages_in(STEP),
         ))
     }
 
@@ -111,7 +111,7 @@ impl Balloon {
                 order = None;
                 continue;
             }
-            let limit = self.page_size.pages_in(match order {
+            let limit = self.page_size().pages_in(match order {
                 Some(_) => BLOCK_BATCH,
                 None => PAGE_BATCH,
             });
@@ -197,7 +197,7 @@ impl Balloon {
         let mut left = want;
 
         while left > 0 && (self.stopping() || !self.interrupted()) {
-            let batch = left.min(self.page_size.pages_in(BLOCK_BATCH));
+            let batch = left.min(self.page_size().pages_in(BLOCK_BATCH));
             let mut list = PageList::new();
             let got = self.pages.remove(batch, &mut list);
             if got == 0 {
@@ -208,7 +208,10 @@ impl Balloon {
             channel.pages_of(flight).append(list);
             self.tell_all(channel, Direction::Deflate, flight)?;
             channel.drain(Direction::Deflate, flight, Waiter::Worker)?;
-            drop(core::mem::replace(channel.pages_of(flight), PageList::new()));
+            drop(core::mem::replace(
+                channel.pages_of(flight),
+                PageList::new(),
+            ));
             self.write_actual()?;
         }
         Ok(want - left)

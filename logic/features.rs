@@ -179,10 +179,7 @@ pub fn negotiate(
 }
 
 #[cfg(any(test, CONFIG_KUNIT))]
-#[cfg_attr(
-    CONFIG_KUNIT,
-    kernel::prelude::kunit_tests(virtio_balloon_rs_features)
-)]
+#[cfg_attr(CONFIG_KUNIT, kernel::prelude::kunit_tests(virtio_balloon_rs_features))]
 mod tests {
     use super::*;
 

@@ -66,10 +66,7 @@ impl WindowSize {
     /// The window that `frame` falls into, and the bit in it.
     pub const fn locate(self, frame: u64) -> (u64, usize) {
         // CAST: a window has at most 2^23 frames.
-        (
-            frame >> self.shift,
-            (frame & (self.frames() - 1)) as usize,
-        )
+        (frame >> self.shift, (frame & (self.frames() - 1)) as usize)
     }
 }
 

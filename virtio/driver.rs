@@ -71,10 +71,7 @@ pub(crate) trait Driver: 'static {
     fn validate(vdev: &Device<device::Bound>, config: &Config) -> Result<u64>;
 
     /// Makes the data for a device. May read config space. May sleep.
-    fn probe(
-        vdev: &Device<device::Bound>,
-        config: Arc<Config>,
-    ) -> impl PinInit<Self::Data, Error>;
+    fn probe(vdev: &Device<device::Bound>, config: Arc<Config>) -> impl PinInit<Self::Data, Error>;
 
     /// Names the queues, in the order of their numbers.
     fn queues<'a>(data: &'a Self::Data, set: &mut QueueSet<'a>) -> Result;

@@ -112,7 +112,12 @@ impl<T> Message<T> {
             unsafe {
                 crate::bindings::sg_set_buf(
                     entry,
-                    piece.words.as_ptr().cast::<u8>().add(piece.sent.start).cast(),
+                    piece
+                        .words
+                        .as_ptr()
+                        .cast::<u8>()
+                        .add(piece.sent.start)
+                        .cast(),
                     // CAST: a piece has at most 32 KiB.
                     piece.sent.len() as c_uint,
                 )

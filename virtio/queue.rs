@@ -75,10 +75,7 @@ impl<T: Send + 'static> Queue<T> {
         })
     }
 
-    fn with_live<R>(
-        &self,
-        f: impl FnOnce(NonNull<bindings::virtqueue>) -> Result<R>,
-    ) -> Result<R> {
+    fn with_live<R>(&self, f: impl FnOnce(NonNull<bindings::virtqueue>) -> Result<R>) -> Result<R> {
         match &*self.state.lock() {
             State::Live(vq) => f(*vq),
             State::Absent | State::Revoked(_) => Err(ENODEV),

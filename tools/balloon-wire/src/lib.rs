@@ -3,7 +3,8 @@
 //! The page-bitmap protocol, for programs on the host.
 //!
 //! Nothing is defined here: these are the sources of the kernel module, compiled a second time, so
-//! that the guest and the host cannot disagree about the wire.
+//! that the guest and the host cannot disagree about the wire. What the guest alone needs is here
+//! too, for its tests.
 
 #![forbid(unsafe_code)]
 
@@ -13,6 +14,10 @@ pub mod bitmap;
 /// The pure logic of the module.
 #[path = "../../../logic"]
 pub mod logic {
+    pub mod features;
+    pub mod target;
+    pub mod units;
+    pub mod window;
     pub mod wire;
 }
 

@@ -6,7 +6,6 @@
 #   kdir/     for `make M=...`
 #   modules/  the C driver
 
-component=debug
 dest=$1
 # shellcheck source=kbuild.sh
 . "$(dirname "$0")/kbuild.sh"

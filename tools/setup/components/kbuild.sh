@@ -7,10 +7,11 @@ set -euo pipefail
 # shellcheck source=../lib.sh
 . "$(dirname "${BASH_SOURCE[0]}")/../lib.sh"
 
+component=$(basename "$0" .sh)
 linux=$(path_of source)/linux
-jobs=$(nproc)
 
 # The spelling of CC matters: with it the stock configuration stays as it was shipped.
+# shellcheck disable=SC2034 # for those who source this
 x86=(ARCH=x86 CROSS_COMPILE=x86_64-linux-gnu- CC=x86_64-linux-gnu-gcc-14)
 um=(ARCH=um CC=gcc-14 HOSTCC=gcc-14)
 
@@ -18,7 +19,7 @@ um=(ARCH=um CC=gcc-14 HOSTCC=gcc-14)
 kmake() {
 	local tree=$1
 	shift
-	"$setup_dir/in-root" make -C "$linux" O="$tree" -j"$jobs" HOSTCC=gcc-14 "$@"
+	"$setup_dir/in-root" make -C "$linux" O="$tree" -j"$(nproc)" HOSTCC=gcc-14 "$@"
 }
 
 # configure FOLDER "MAKE ARGUMENTS" FRAGMENT...: makes a configuration of the fragments, later ones
@@ -60,9 +61,8 @@ finish() {
 	local tree=$1 final
 	final=$(path_of "$component")/kdir
 	sed -i "s|$tree|$final|g" "$tree/Makefile"
-	find "$tree" -name '*.cmd' -path '*/rust/*' -prune -o \
-		\( -name '*.o' -o -name '*.a' -o -name '*.cmd' -o -name '.tmp_*' -o -name '*.ko' -o -name '*.mod' \
-		-o -name '*.mod.c' -o -name '.vmlinux*' \) -type f -print0 | xargs -0 rm -f
+	find "$tree" -type f \( -name '*.o' -o -name '*.a' -o -name '*.cmd' -o -name '.tmp_*' -o -name '.vmlinux*' \
+		-o -name '*.ko' -o -name '*.mod' -o -name '*.mod.c' \) -delete
 }
 
 # keep_modules FOLDER: copies the modules that were built in FOLDER/kdir to FOLDER/modules.

@@ -25,7 +25,7 @@ in_apt() {
 }
 in_apt apt-get update
 
-# version_of PACKAGE: prints every version that the mirror has, newest first.
+# versions_of PACKAGE: prints every version that the mirror has, newest first.
 versions_of() {
 	in_apt apt-cache madison "$1" | awk -F' *[|] *' '{ print $2 }' | sort -rV -u
 }

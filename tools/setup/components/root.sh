@@ -45,6 +45,7 @@ include=$(grep -vE '^(#|$)' "$here/packages" | paste -sd,)
 # How this machine's apt reaches its mirror (proxies, time-outs, checks of dates).
 apt-config dump | grep -E '^Acquire::(http|https|ftp|Retries|Check|Max)' >"$dest/apt.conf" || true
 
+# shellcheck disable=SC2016 # the hook's own shell expands these
 options=(
 	--mode=root --variant=minbase
 	--aptopt='Apt::Install-Recommends "false"'
@@ -60,7 +61,6 @@ options=(
 	--dpkgopt='path-exclude=/usr/share/info/*'
 	--dpkgopt='path-exclude=/usr/share/locale/*'
 	--dpkgopt='path-exclude=/usr/share/man/*'
-	# shellcheck disable=SC2016
 	--setup-hook='mkdir -p "$1/etc/apt/preferences.d" && cp "$VBRS_PREFERENCES" "$1/etc/apt/preferences.d/vbrs"'
 	--include="$include"
 )

@@ -7,7 +7,6 @@
 #   vmlinuz   the stock kernel
 #   modules/  modules of it, ready for insmod
 
-component=stock
 dest=$1
 # shellcheck source=kbuild.sh
 . "$(dirname "$0")/kbuild.sh"

@@ -6,7 +6,6 @@
 #   kdir/     for `make M=... KRUSTFLAGS=-Crelocation-model=static`
 #   modules/  the C driver
 
-component=uml-lean
 # shellcheck source=kbuild.sh
 . "$(dirname "$0")/kbuild.sh"
 

@@ -620,7 +620,7 @@ impl Session {
         let use_them = if self.machine.guest().is_uml() {
             format!("vbrs-guest fill /mem/all {bytes} {SEED} && vbrs-guest verify /mem/all {SEED}")
         } else {
-            // Emulated code takes minutes to write gigabytes; one word shows a page as well.
+            // Emulated code takes minutes to write gigabytes.
             format!("vbrs-guest stamp /mem/all {bytes} {SEED} && vbrs-guest check /mem/all {bytes} {SEED}")
         };
         self.machine

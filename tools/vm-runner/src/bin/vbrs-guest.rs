@@ -12,7 +12,7 @@ use vm_runner::size;
 const USAGE: &str = "usage: vbrs-guest agent TTY
        vbrs-guest fill FILE SIZE SEED    write SIZE bytes of a pattern
        vbrs-guest verify FILE SEED       compare FILE with the pattern
-       vbrs-guest stamp FILE SIZE SEED   write SIZE bytes, a word of a pattern on each page
+       vbrs-guest stamp FILE SIZE SEED   allocate SIZE bytes, write a word on some pages
        vbrs-guest check FILE SIZE SEED   compare these words
        vbrs-guest hog SIZE FILE          hold SIZE bytes; FILE appears; until FILE is removed
        vbrs-guest fragment FILE SIZE     write SIZE bytes, then free every other page of them";
