@@ -9,6 +9,7 @@ mod memory;
 pub(crate) use self::{
     balloon::{
         BalloonPages,
+        HeldPage,
         Migrate,
         MigratingPage, //
     },

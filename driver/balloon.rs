@@ -103,7 +103,7 @@ impl Migrate for SharedChannel {
         let channel = (*guard).as_mut().ok_or(EAGAIN)?;
         let flight = Flight::FIRST;
 
-        if channel.is_busy().map_err(|_| EAGAIN)? {
+        if !channel.can_keep() || channel.is_busy().map_err(|_| EAGAIN)? {
             return Err(EAGAIN);
         }
         let mut tell = |direction, pfn| {

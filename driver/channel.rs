@@ -19,7 +19,10 @@ use crate::{
             PFN_BYTES, //
         },
     },
-    mm::Block,
+    mm::{
+        Block,
+        HeldPage, //
+    },
     page_list::PageList,
     virtio, //
 };
@@ -34,7 +37,11 @@ use kernel::{
         },
         Arc, //
     },
-    time::msecs_to_jiffies, //
+    time::{
+        msecs_to_jiffies,
+        Instant,
+        Monotonic, //
+    },
 };
 
 /// Which batch of pages a message is about.
@@ -79,11 +86,13 @@ pub(super) struct Patience {
 impl Patience {
     /// How long a wait sleeps before it looks around, in milliseconds.
     const SLICE_MS: u32 = 500;
-    /// How many slices without an answer a wait sleeps while the device is being stopped, and while
-    /// a page is being moved.
-    const LAST_SLICES: u32 = 4;
-    /// After how many slices the log says that the host does not answer.
-    const SLICES_TO_LOG: u32 = 20;
+    /// How long to wait for an answer while the device is being stopped, and while a page is being
+    /// moved, in milliseconds.
+    const LAST_MS: i64 = 2000;
+    /// How long all answers together may take while the device is being stopped, in milliseconds.
+    const STOP_MS: i64 = 30_000;
+    /// When the log says that the host does not answer, in milliseconds.
+    const LOG_MS: i64 = 10_000;
 }
 
 /// Who waits for the host.
@@ -149,12 +158,16 @@ pub(super) struct Channel {
     page_shift: u32,
     /// Set when the device turned out unusable; nothing is told any more.
     failed: Option<Error>,
+    /// The first wait that saw the device being stopped.
+    stopping_since: Option<Instant<Monotonic>>,
     /// Whether the log says that the host is slow.
     slow_logged: bool,
     /// Pages on their way to the host or back, a list for each flight.
     pub(super) in_flight: [PageList; Flight::COUNT],
     /// Pages of which the host may think what it wants until the device is reset.
     pub(super) limbo: PageList,
+    /// The same of migrations.
+    held: [Option<HeldPage>; 8],
 }
 
 impl Channel {
@@ -178,9 +191,11 @@ impl Channel {
             table: WindowTable::new(),
             page_shift: BALLOON_PAGE_SHIFT,
             failed: None,
+            stopping_since: None,
             slow_logged: false,
             in_flight: [const { PageList::new() }; Flight::COUNT],
             limbo: PageList::new(),
+            held: [const { None }; 8],
         };
         let (window, messages) = this.make_messages(window)?;
         this.window = window;
@@ -521,21 +536,25 @@ impl Channel {
     /// [`EIO`] if the device is broken, [`ENODEV`] if it is gone, [`ETIMEDOUT`] if the device is
     /// being stopped and the host does not answer, [`EAGAIN`] if it does not answer a migration.
     fn wait_for_one(&mut self, direction: Direction, waiter: Waiter) -> Result {
-        let mut slices = 0;
+        let begin = Instant::<Monotonic>::now();
 
         self.check()?;
         while !self.take_one(direction)? {
             self.pipe(direction)
                 .queue
                 .wait(msecs_to_jiffies(Patience::SLICE_MS));
-            slices += 1;
-            if self.link.patience.stopping.load(Relaxed) && slices >= Patience::LAST_SLICES {
-                return self.fail(ETIMEDOUT);
+            // By the clock, since a host may send interrupts without having used anything.
+            let waited = begin.elapsed().as_millis();
+            if self.link.patience.stopping.load(Relaxed) {
+                let since = *self.stopping_since.get_or_insert(begin);
+                if waited >= Patience::LAST_MS || since.elapsed().as_millis() >= Patience::STOP_MS {
+                    return self.fail(ETIMEDOUT);
+                }
             }
-            if waiter == Waiter::Migration && slices >= Patience::LAST_SLICES {
+            if waiter == Waiter::Migration && waited >= Patience::LAST_MS {
                 return Err(EAGAIN);
             }
-            if slices >= Patience::SLICES_TO_LOG && !self.slow_logged {
+            if waited >= Patience::LOG_MS && !self.slow_logged {
                 self.slow_logged = true;
                 dev_warn!(
                     &*self.link.vdev,
@@ -580,10 +599,18 @@ impl Channel {
         pages
     }
 
-    /// Keeps a page from being used until the device is reset.
-    pub(super) fn keep(&mut self, page: Option<Block>) {
-        if let Some(page) = page {
-            self.limbo.push(page);
+    /// Whether there is room for two more pages to [`Channel::keep`].
+    pub(super) fn can_keep(&self) -> bool {
+        self.held.iter().filter(|page| page.is_none()).count() >= 2
+    }
+
+    /// Keeps a page of an unclean migration from being used until the device is reset. Allocates
+    /// nothing.
+    pub(super) fn keep(&mut self, page: HeldPage) {
+        match self.held.iter_mut().find(|slot| slot.is_none()) {
+            Some(slot) => *slot = Some(page),
+            // Not reached by those who ask first. Better lost than used by two.
+            None => core::mem::forget(page),
         }
     }
 

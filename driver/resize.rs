@@ -43,10 +43,9 @@ const ISOLATED_MS: u32 = 20;
 impl Balloon {
     /// Moves towards the target until it is met, or cannot be now. Returns when to try again.
     pub(super) fn resize(&self) -> Option<Jiffies> {
-        loop {
-            let step = match self.next_step() {
-                Ok(step) => step,
-                Err(_) => return None,
+        while !self.stopping() {
+            let Ok(step) = self.next_step() else {
+                return None;
             };
             let mut guard = self.channel.lock();
             let channel = (*guard).as_mut()?;
@@ -69,6 +68,7 @@ impl Balloon {
             }
             mm::relax();
         }
+        None
     }
 
     /// The pages that can be taken from the guest now.

@@ -45,16 +45,33 @@ impl MigratingPage<'_> {
     }
 
     /// Keeps the page from being used by anyone, whatever becomes of the migration, for as long as
-    /// the block exists.
-    pub(crate) fn hold(&self) -> Option<Block> {
-        let page = NonNull::new(self.0.get())?;
+    /// what is returned exists.
+    pub(crate) fn hold(&self) -> HeldPage {
+        // SAFETY: The page is valid while it is being migrated.
+        unsafe { bindings::get_page(self.0.get()) };
+        // INVARIANT: The reference was just taken.
+        HeldPage(self.0.get())
+    }
+}
 
-        // SAFETY: The page is valid while it is being migrated; the reference is released by the
-        // block, which frees the page if it is the last one.
-        unsafe {
-            bindings::get_page(page.as_ptr());
-            Some(Block::from_raw(page, 0))
-        }
+/// A page that nobody uses as long as this exists.
+///
+/// Unlike a [`Block`] it leaves the list fields alone, which are the migration's own while it goes
+/// on.
+///
+/// # Invariants
+///
+/// Owns a reference to the page.
+pub(crate) struct HeldPage(*mut page);
+
+// SAFETY: Pages can be used and freed from any thread.
+unsafe impl Send for HeldPage {}
+
+impl Drop for HeldPage {
+    fn drop(&mut self) {
+        // SAFETY: By the type invariants the reference is ours; if it is the last one the page is
+        // freed.
+        unsafe { kernel::bindings::__free_pages(self.0, 0) };
     }
 }
 

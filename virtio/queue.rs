@@ -170,7 +170,8 @@ impl<T: Send + 'static> Queue<T> {
         })
     }
 
-    /// Sleeps until the device may have used a message, for `timeout` at most.
+    /// Sleeps until the device may have used a message, for `timeout` at most; less if there were
+    /// interrupts that nobody has waited for.
     ///
     /// For one waiter at a time. Must be called from a context that may sleep.
     pub(crate) fn wait(&self, timeout: Jiffies) {
