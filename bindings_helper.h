@@ -22,6 +22,9 @@ const gfp_t RUST_CONST_HELPER_VBRS_GFP_PAGE = __GFP_NOMEMALLOC | __GFP_NORETRY |
 /* The same without any reclaim or compaction, and not from where only movable pages may be. */
 const gfp_t RUST_CONST_HELPER_VBRS_GFP_BLOCK =
 	((GFP_HIGHUSER | __GFP_NOMEMALLOC | __GFP_NORETRY | __GFP_NOWARN) & ~__GFP_RECLAIM);
+/* The same for memory that is to become pages that can be moved. */
+const gfp_t RUST_CONST_HELPER_VBRS_GFP_CHUNK =
+	RUST_CONST_HELPER_VBRS_GFP_BLOCK | (IS_ENABLED(CONFIG_BALLOON_MIGRATION) ? __GFP_MOVABLE : 0);
 const unsigned int RUST_CONST_HELPER_VBRS_MAX_PAGE_ORDER = MAX_PAGE_ORDER;
 const unsigned int RUST_CONST_HELPER_VBRS_WQ_FREEZABLE_UNBOUND = WQ_FREEZABLE | WQ_UNBOUND;
 

@@ -46,6 +46,23 @@ impl<'a> PfnBitmap<'a> {
         self.change(bit, |word, mask| word | mask)
     }
 
+    /// Sets `len` bits from `start` on, as far as they are in range. Takes a step for each word.
+    pub fn set_run(&mut self, start: usize, len: usize) {
+        let end = start.saturating_add(len).min(self.len());
+        let mut at = start;
+
+        while at < end {
+            let skip = at % WORD_BITS;
+            let n = (WORD_BITS - skip).min(end - at);
+            let mask = u64::MAX >> (WORD_BITS - n) << skip;
+
+            if let Some(word) = self.words.get_mut(at / WORD_BITS) {
+                *word |= mask.to_le();
+            }
+            at += n;
+        }
+    }
+
     /// Clears a bit. Returns whether it is in range and was set before.
     pub fn clear(&mut self, bit: usize) -> bool {
         self.change(bit, |word, mask| word & !mask)
@@ -211,6 +228,32 @@ mod tests {
         assert_eq!(map.weight(), 3);
         assert!(map.clear(64) && !map.clear(64));
         assert_eq!(map.weight(), 2);
+    }
+
+    #[test]
+    fn runs_are_set_as_if_bit_by_bit() {
+        for (start, len) in [
+            (0usize, 0usize),
+            (0, 1),
+            (63, 1),
+            (63, 2),
+            (0, 64),
+            (1, 127),
+            (5, 130),
+            (100, 92),
+            (190, 5),
+            (192, 1),
+            (500, 1),
+            (3, usize::MAX),
+        ] {
+            let (mut words, mut expected) = ([0; 3], [0; 3]);
+            let mut one_by_one = PfnBitmap::new(&mut expected);
+            for bit in (start..start.saturating_add(len)).take(200) {
+                one_by_one.set(bit);
+            }
+            PfnBitmap::new(&mut words).set_run(start, len);
+            assert!(words == expected);
+        }
     }
 
     #[test]

@@ -125,6 +125,18 @@ unsigned long vbrs_helper_page_order(const struct page *page)
 	return (unsigned long)page->lru.prev;
 }
 
+/* As above: a call for a chunk. */
+void vbrs_helper_list_add_pages(struct page *page, unsigned long n, struct list_head *list)
+{
+	while (n--)
+		list_add(&page++->lru, list);
+}
+
+struct zone *vbrs_helper_page_zone(const struct page *page)
+{
+	return page_zone(page);
+}
+
 struct page *vbrs_helper_list_pop_page(struct list_head *list)
 {
 	struct page *page = list_first_entry_or_null(list, struct page, lru);

@@ -22,7 +22,8 @@ use crate::{
             Features,
             Negotiated,
             Protocol,
-            Refusal, //
+            Refusal,
+            BLOCK_SHIFT, //
         },
         target::{
             self,
@@ -39,6 +40,7 @@ use crate::{
     mm::{
         self,
         BalloonPages,
+        Block,
         Migrate,
         MigratingPage, //
     },
@@ -150,6 +152,8 @@ impl Pace {
 
 /// What the user can tune while the device is in use.
 pub(super) struct Knobs {
+    /// The largest order of blocks to ask for.
+    pub(super) max_order: u32,
     /// Size of a bitmap window, as the user wants it.
     pub(super) window: WindowSize,
 }
@@ -168,6 +172,8 @@ pub(super) struct Balloon {
     protocol: Mutex<Protocol>,
     reserve_mib: Option<u32>,
     adjusts_managed: bool,
+    /// From this order on blocks stay whole in the balloon.
+    pub(super) block_order: u32,
     pub(super) channel: Arc<SharedChannel>,
     #[pin]
     pub(super) pages: BalloonPages<SharedChannel>,
@@ -203,6 +209,13 @@ impl Balloon {
             deflate: Arc::pin_init(Queue::new(c"deflate"), GFP_KERNEL)?,
         };
 
+        let block_order = [negotiated.protocol.block_shift(), BLOCK_SHIFT]
+            .into_iter()
+            .filter_map(|shift| link.page_size.order(shift))
+            .find(|order| *order <= Block::MAX_ORDER)
+            .unwrap_or(0);
+        let (whole_from, largest) = (block_order.max(1), block_order);
+
         Ok(try_pin_init!(Self {
             link,
             config,
@@ -210,7 +223,8 @@ impl Balloon {
             protocol <- new_mutex!(negotiated.protocol, "Balloon::protocol"),
             reserve_mib: params.reserve_mib,
             adjusts_managed: accounts,
-            pages <- BalloonPages::new(accounts, channel.clone()),
+            block_order,
+            pages <- BalloonPages::new(accounts, whole_from, channel.clone()),
             channel,
             changes: Atomic::new(0),
             step_changes: Atomic::new(0),
@@ -222,7 +236,10 @@ impl Balloon {
                 },
                 "Balloon::pace"
             ),
-            knobs <- new_mutex!(Knobs { window: params.window }, "Balloon::knobs"),
+            knobs <- new_mutex!(Knobs {
+                    max_order: largest,
+                    window: params.window,
+                }, "Balloon::knobs"),
             born: Instant::now(),
         }))
     }
@@ -230,6 +247,11 @@ impl Balloon {
     /// The size of a guest page.
     pub(super) fn page_size(&self) -> PageSize {
         self.link.page_size
+    }
+
+    /// The largest order of blocks to ask for.
+    pub(super) fn max_order(&self) -> u32 {
+        self.knobs.lock().max_order
     }
 
     /// The target in guest pages, as the device wants it now. May sleep.

@@ -3,9 +3,15 @@
 //! How the host is told of pages: windows of bitmaps or arrays of frame numbers, several in flight.
 
 use crate::{
-    bitmap::PfnBitmap,
+    bitmap::{
+        self,
+        PfnBitmap, //
+    },
     logic::{
-        features::Protocol,
+        features::{
+            Protocol,
+            BLOCK_SHIFT, //
+        },
         units::PageSize,
         window::{
             Place,
@@ -19,10 +25,7 @@ use crate::{
             PFN_BYTES, //
         },
     },
-    mm::{
-        Block,
-        HeldPage, //
-    },
+    mm::HeldPage,
     page_list::PageList,
     virtio, //
 };
@@ -254,22 +257,6 @@ impl Channel {
         }
     }
 
-    /// The size of block to ask for first, as an order; `None` if the device takes single pages only.
-    pub(super) fn block_order(&self) -> Option<u32> {
-        /// log2 of the size of a block in bytes, unless the device likes another: 2 MiB.
-        const BLOCK_SHIFT: u32 = 21;
-
-        let order = |shift| {
-            let order = self.link.page_size.order(shift)?;
-            (order > 0 && order <= Block::MAX_ORDER).then_some(order)
-        };
-        let preferred = match self.protocol {
-            Protocol::PageBitmap(device) if device.block_shift >= BLOCK_SHIFT => device.block_shift,
-            _ => BLOCK_SHIFT,
-        };
-        order(preferred).or(order(BLOCK_SHIFT))
-    }
-
     /// Whether the host still has messages, after those are taken that it has used.
     ///
     /// # Errors
@@ -303,13 +290,12 @@ impl Channel {
 
     /// The `page_shift` to tell the host of a block of `order` with.
     fn shift_of(&self, order: u32) -> u32 {
-        let shift = self.link.page_size.shift() + order;
+        let size = self.link.page_size.shift() + order;
 
-        if order > 0 && self.protocol.takes(shift) {
-            shift
-        } else {
-            BALLOON_PAGE_SHIFT
-        }
+        (BLOCK_SHIFT..=size)
+            .rev()
+            .find(|shift| self.protocol.takes(*shift))
+            .unwrap_or(BALLOON_PAGE_SHIFT)
     }
 
     fn pipe(&mut self, direction: Direction) -> &mut Pipe {
@@ -355,10 +341,7 @@ impl Channel {
             self.flush(direction)?;
             self.page_shift = shift;
         }
-        for frame in first..first + count {
-            self.tell_frame(direction, flight, frame)?;
-        }
-        Ok(())
+        self.tell_frames(direction, flight, first, count)
     }
 
     /// Adds an entry to the array that is being filled.
@@ -387,32 +370,51 @@ impl Channel {
         Ok(())
     }
 
-    /// Sets the bit of a frame, of the size that the open windows have.
-    fn tell_frame(&mut self, direction: Direction, flight: Flight, frame: u64) -> Result {
-        let (number, bit) = self.window.locate(frame);
+    /// Sets the bits of `count` frames, of the size that the open windows have.
+    fn tell_frames(
+        &mut self,
+        direction: Direction,
+        flight: Flight,
+        first: u64,
+        count: u64,
+    ) -> Result {
+        let mut at = first;
+        let end = first.saturating_add(count);
+
+        while at < end {
+            let (number, bit) = self.window.locate(at);
+            // CAST: a window has at most 2^23 frames.
+            let n = (end - at).min(self.window.frames() - bit as u64) as usize;
+            let slot = self.open_window(direction, flight, number)?;
+
+            if let Some(Some(message)) = self.open.get_mut(slot) {
+                set_run(message, bit, n);
+                self.table.note(slot, number, bit);
+                self.table.note(slot, number, bit + n - 1);
+            }
+            at += n as u64;
+        }
+        Ok(())
+    }
+
+    /// Opens a window if it is not open. Returns the slot it is in.
+    fn open_window(&mut self, direction: Direction, flight: Flight, number: u64) -> Result<usize> {
         let mut place = self.table.find(number);
 
         if let Place::Evict(slot) = place {
             self.close(direction, slot)?;
             place = Place::Free(slot);
         }
-        let slot = match place {
-            Place::Open(slot) => slot,
+        match place {
+            Place::Open(slot) => Ok(slot),
             Place::Free(slot) | Place::Evict(slot) => {
                 let message = self.acquire(direction, flight)?;
                 if let Some(open) = self.open.get_mut(slot) {
                     *open = Some(message);
                 }
-                slot
+                Ok(slot)
             }
-        };
-        if let Some(Some(message)) = self.open.get_mut(slot) {
-            let bits = Message::PIECE_WORDS * crate::bitmap::WORD_BITS;
-
-            PfnBitmap::new(message.piece_mut(1 + bit / bits)).set(bit % bits);
-            self.table.note(slot, number, bit);
         }
-        Ok(())
     }
 
     /// Gets a message for a flight, waiting for the host to return one if need be.
@@ -617,5 +619,20 @@ impl Channel {
     /// The pages of a flight.
     pub(super) fn pages_of(&mut self, flight: Flight) -> &mut PageList {
         &mut self.in_flight[flight.index()]
+    }
+}
+
+/// Sets `len` bits from `start` on in a message that carries a bitmap, whose pieces follow the header.
+fn set_run(message: &mut Message, start: usize, len: usize) {
+    const PIECE_BITS: usize = Message::PIECE_WORDS * bitmap::WORD_BITS;
+
+    let mut at = start;
+    let end = start + len;
+
+    while at < end {
+        let n = (PIECE_BITS - at % PIECE_BITS).min(end - at);
+
+        PfnBitmap::new(message.piece_mut(1 + at / PIECE_BITS)).set_run(at % PIECE_BITS, n);
+        at += n;
     }
 }

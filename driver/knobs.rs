@@ -8,6 +8,7 @@ use super::balloon::{
 };
 use crate::{
     logic::window::WindowSize,
+    mm::Block,
     sysfs::{
         Attribute,
         Group,
@@ -34,6 +35,26 @@ impl Store<BalloonDriver> for BitmapBytes {
         let window = WindowSize::new(bytes).ok_or(EINVAL)?;
 
         data.balloon.knobs.lock().window = window;
+        Ok(())
+    }
+}
+
+struct MaxOrder;
+
+impl Show<BalloonDriver> for MaxOrder {
+    fn show(data: Pin<&BalloonData>, out: &mut dyn Write) -> Result {
+        write!(out, "{}", data.balloon.max_order()).map_err(|_| ENOSPC)
+    }
+}
+
+impl Store<BalloonDriver> for MaxOrder {
+    fn store(data: Pin<&BalloonData>, value: &str) -> Result {
+        let order = value.parse().map_err(|_| EINVAL)?;
+
+        if order > Block::MAX_ORDER {
+            return Err(EINVAL);
+        }
+        data.balloon.knobs.lock().max_order = order;
         Ok(())
     }
 }
@@ -65,10 +86,13 @@ impl Show<BalloonDriver> for Protocol {
 
 static BITMAP_BYTES: Attribute =
     Attribute::read_write::<BalloonDriver, BitmapBytes>(c"bitmap_bytes");
+static MAX_ORDER: Attribute = Attribute::read_write::<BalloonDriver, MaxOrder>(c"max_order");
 static TARGET: Attribute = Attribute::read_only::<BalloonDriver, Target>(c"target");
 static ACTUAL: Attribute = Attribute::read_only::<BalloonDriver, Actual>(c"actual");
 static PROTOCOL: Attribute = Attribute::read_only::<BalloonDriver, Protocol>(c"protocol");
 
 /// The group, as the driver core creates it for each device.
-pub(super) static GROUP: Group<5> =
-    Group::new(c"balloon", &[&BITMAP_BYTES, &TARGET, &ACTUAL, &PROTOCOL]);
+pub(super) static GROUP: Group<6> = Group::new(
+    c"balloon",
+    &[&BITMAP_BYTES, &MAX_ORDER, &TARGET, &ACTUAL, &PROTOCOL],
+);

@@ -91,8 +91,8 @@ impl Balloon {
         ))
     }
 
-    /// Takes up to `want` pages from the guest: blocks as long as there are any, then single pages.
-    /// Returns how many are in the balloon now.
+    /// Takes up to `want` pages from the guest: blocks as long as there are any, then chunks of single
+    /// pages, then single pages that the guest has to reclaim. Returns how many more there are.
     ///
     /// A batch is collected while the host works on the one before.
     ///
@@ -103,30 +103,29 @@ impl Balloon {
         let before = self.pages.pages();
         let mut flight = Flight::FIRST;
         let mut left = want;
-        let mut order = channel.block_order();
+        let mut next = Some(self.max_order());
 
-        while left > 0 && !self.interrupted() && !self.stopping() {
-            let size = order.map_or(1, |order| 1 << order);
-            if left < size {
-                order = None;
-                continue;
-            }
-            let limit = self.page_size().pages_in(match order {
-                Some(_) => BLOCK_BATCH,
-                None => PAGE_BATCH,
+        while let Some(order) = next.filter(|_| left > 0 && !self.interrupted() && !self.stopping())
+        {
+            let size = 1 << order;
+            let limit = self.page_size().pages_in(if order >= self.block_order {
+                BLOCK_BATCH
+            } else {
+                PAGE_BATCH
             });
             let batch = left.min(limit).min(self.spare());
-            let got = self.collect(channel, flight, order, batch)?;
+            let mut got = 0;
 
-            channel.flush(Direction::Inflate)?;
-            left -= got;
-            flight = flight.other();
-            self.land(channel, flight)?;
+            if batch >= size {
+                got = self.collect(channel, flight, order, batch)?;
+                channel.flush(Direction::Inflate)?;
+                left -= got;
+                flight = flight.other();
+                self.land(channel, flight)?;
+            }
             if got + size <= batch || batch < size {
-                // There are no more of this size.
-                if order.take().is_none() {
-                    break;
-                }
+                // There are no more of this size, or no more of them are wanted.
+                next = target::next_order(order, self.block_order);
             }
         }
         self.land(channel, flight.other())?;
@@ -134,27 +133,21 @@ impl Balloon {
         Ok(self.pages.pages() - before)
     }
 
-    /// Allocates blocks, or single pages if there is no `order`, and puts them into messages of a
-    /// flight. Returns how many pages there are, which is less than `want` if memory is short.
-    fn collect(
-        &self,
-        channel: &mut Channel,
-        flight: Flight,
-        order: Option<u32>,
-        want: u64,
-    ) -> Result<u64> {
+    /// Allocates blocks of an order and puts them into messages of a flight. Returns how many pages
+    /// there are, which is less than `want` if memory is short.
+    fn collect(&self, channel: &mut Channel, flight: Flight, order: u32, want: u64) -> Result<u64> {
         let mut got = 0;
 
-        loop {
+        while got + (1 << order) <= want {
             let next = match order {
-                Some(order) if got + (1 << order) <= want => Block::alloc(order),
-                None if got < want => Block::alloc_page(),
-                _ => break,
+                0 => Block::alloc_page(),
+                order if order < self.block_order => Block::alloc_chunk(order),
+                order => Block::alloc(order),
             };
             let Some(mut block) = next else {
                 break;
             };
-            let (pfn, order) = (block.pfn(), block.order());
+            let pfn = block.pfn();
 
             if !channel.can_tell(pfn, order) {
                 // Too far up for this host. It goes back to the guest, who would give it to us

@@ -22,6 +22,9 @@ use super::wire::{
     F_VERSION_1, //
 };
 
+/// log2 of the size of a block in bytes, where the device has no wish of its own: 2 MiB.
+pub const BLOCK_SHIFT: u32 = 21;
+
 /// A set of feature bits, of those below 64.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Features(pub u64);
@@ -68,6 +71,15 @@ impl Protocol {
             Self::PageBitmap(device) => Some(device.max_bitmap_bytes),
             Self::PageBitmap2016 => Some(u32::MAX),
             Self::PfnArray => None,
+        }
+    }
+
+    /// log2 of the size of the blocks to ask the guest for first, in bytes: what the device likes, or
+    /// 2 MiB.
+    pub const fn block_shift(&self) -> u32 {
+        match self {
+            Self::PageBitmap(device) if device.block_shift >= BLOCK_SHIFT => device.block_shift,
+            _ => BLOCK_SHIFT,
         }
     }
 

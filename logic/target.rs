@@ -62,6 +62,21 @@ pub const fn default_reserve(ram: u64) -> u64 {
     }
 }
 
+/// The next smaller order of blocks to try when there are no more of `order`, or fewer pages are
+/// wanted; `None` below single pages.
+///
+/// After whole blocks, of `block` order, come chunks that make it cheap to get many single pages.
+pub const fn next_order(order: u32, block: u32) -> Option<u32> {
+    match order {
+        0 => None,
+        _ if order > block => Some(block),
+        1..=2 => Some(0),
+        3..=4 => Some(2),
+        5..=6 => Some(4),
+        _ => Some(6),
+    }
+}
+
 /// Exponential back-off while a target cannot be met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
@@ -157,6 +172,19 @@ mod tests {
         assert!(default_reserve(256 * mib) == 16 * mib);
         assert!(default_reserve(4096 * mib) == 128 * mib);
         assert!(default_reserve(1 << 40) == 512 * mib);
+    }
+
+    #[test]
+    fn orders_go_down_to_single_pages() {
+        let mut order = 10;
+        for expected in [9, 6, 4, 2, 0] {
+            let next = next_order(order, 9);
+            assert!(next == Some(expected));
+            order = next.unwrap_or(0);
+        }
+        assert!(next_order(0, 9).is_none());
+        // 64 KiB pages: a block of 2 MiB has order 5.
+        assert!(next_order(5, 5) == Some(4));
     }
 
     #[test]

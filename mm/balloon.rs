@@ -105,6 +105,7 @@ pub(crate) struct BalloonPages<M: Migrate> {
     blocks: Mutex<PageList>,
     pages: Atomic<u64>,
     adjusts_managed: bool,
+    whole_from: u32,
     migrate: Arc<M>,
 }
 
@@ -115,21 +116,31 @@ unsafe impl<M: Migrate> Send for BalloonPages<M> {}
 unsafe impl<M: Migrate> Sync for BalloonPages<M> {}
 
 impl<M: Migrate> BalloonPages<M> {
+    /// How many pages to exchange with the core at a time, which has interrupts off meanwhile.
+    const AT_ONCE: u64 = 512;
+
     /// An empty balloon. `adjusts_managed` tells whether its pages are taken from the memory that
-    /// the guest has in total (`MemTotal`), or count as used.
-    pub(crate) fn new(adjusts_managed: bool, migrate: Arc<M>) -> impl PinInit<Self> {
+    /// the guest has in total (`MemTotal`), or count as used. Blocks of an order below `whole_from`
+    /// are split into single pages.
+    pub(crate) fn new(
+        adjusts_managed: bool,
+        whole_from: u32,
+        migrate: Arc<M>,
+    ) -> impl PinInit<Self> {
         pin_init!(Self {
             info <- Opaque::ffi_init(|slot: *mut bindings::balloon_dev_info| {
                 // SAFETY: `slot` is valid for writes and stays pinned, by `ffi_init`.
                 unsafe {
                     bindings::balloon_devinfo_init(slot);
-                    (*slot).adjust_managed_page_count = adjusts_managed;
+                    // Done here, for many pages at a time.
+                    (*slot).adjust_managed_page_count = false;
                     (*slot).migratepage = Some(Self::migrate_callback);
                 }
             }),
             blocks <- new_mutex!(PageList::new(), "BalloonPages::blocks"),
             pages: Atomic::new(0),
             adjusts_managed,
+            whole_from,
             migrate,
         })
     }
@@ -142,11 +153,12 @@ impl<M: Migrate> BalloonPages<M> {
     /// Takes in pages that the host was told of. May sleep.
     pub(crate) fn admit(&self, mut list: PageList) {
         let mut blocks = self.blocks.lock();
+        let mut singles = PageList::new();
 
         self.pages.add(list.pages(), Relaxed);
         while let Some(block) = list.pop() {
-            if block.order() == 0 {
-                self.enqueue(block);
+            if block.order() < self.whole_from {
+                singles.push(block);
             } else {
                 self.account(&block, 1);
                 // SAFETY: Counts events.
@@ -154,6 +166,7 @@ impl<M: Migrate> BalloonPages<M> {
                 blocks.push(block);
             }
         }
+        self.enqueue(singles);
     }
 
     /// Takes up to `want` pages out of the balloon and puts them into `out`: blocks as long as they
@@ -189,19 +202,19 @@ impl<M: Migrate> BalloonPages<M> {
     fn split(&self, block: Block, want: u64, out: &mut PageList) -> u64 {
         let mut singles = PageList::new();
         let mut taken = 0;
-        let mut kept = 0;
 
         self.account(&block, -1);
         block.split(&mut singles);
-        while let Some(page) = singles.pop() {
-            if taken < want {
-                out.push(page);
-                taken += 1;
-            } else {
-                self.enqueue(page);
-                kept += 1;
-            }
+        while taken < want {
+            let Some(page) = singles.pop() else {
+                break;
+            };
+            out.push(page);
+            taken += 1;
         }
+        // CAST: less than the pages of a block.
+        let kept = singles.pages() as c_long;
+        self.enqueue(singles);
         // SAFETY: Counts events. The pages that stay were counted as inflated before, and once more
         // by the core just now.
         unsafe {
@@ -211,15 +224,40 @@ impl<M: Migrate> BalloonPages<M> {
         taken
     }
 
-    /// Gives a page to the core.
-    fn enqueue(&self, page: Block) {
-        // SAFETY: `info` was initialised in `new`, and the page's list fields are unused.
-        unsafe { bindings::balloon_page_enqueue(self.info.get(), page.into_raw().as_ptr()) };
+    /// Gives pages to the core, one by one.
+    fn enqueue(&self, mut pages: PageList) {
+        let mut list = list_head::default();
+        let mut managed = Managed::new(self.adjusts_managed, -1);
+
+        // SAFETY: `list` is on the stack, does not move, and is empty again at the end, since the
+        // core takes all of it; `info` was initialised in `new`. The blocks are ours, so their list
+        // fields are; after the split each page is one of its own.
+        unsafe {
+            bindings::init_list_head(&mut list);
+            let mut waiting = 0;
+            while let Some(block) = pages.pop() {
+                let order = block.order();
+                let page = block.into_raw().as_ptr();
+
+                if order > 0 {
+                    kernel::bindings::split_page(page, order);
+                }
+                bindings::list_add_pages(page, 1 << order, &mut list);
+                managed.count(page, 1 << order);
+                waiting += 1 << order;
+                if waiting >= Self::AT_ONCE {
+                    bindings::balloon_page_list_enqueue(self.info.get(), &mut list);
+                    waiting = 0;
+                }
+            }
+            bindings::balloon_page_list_enqueue(self.info.get(), &mut list);
+        }
     }
 
     /// Takes up to `want` pages from the core.
     fn dequeue(&self, want: u64, out: &mut PageList) -> u64 {
         let mut taken = list_head::default();
+        let mut managed = Managed::new(self.adjusts_managed, 1);
         let mut n = 0;
 
         if want == 0 {
@@ -229,14 +267,17 @@ impl<M: Migrate> BalloonPages<M> {
         // initialised in `new`. The pages that come back are ours, one by one.
         unsafe {
             bindings::init_list_head(&mut taken);
-            bindings::balloon_page_list_dequeue(
-                self.info.get(),
-                &mut taken,
-                usize::try_from(want).unwrap_or(usize::MAX),
-            );
-            while let Some(page) = NonNull::new(bindings::list_pop_page(&mut taken)) {
-                out.push(Block::from_raw(page, 0));
-                n += 1;
+            while n < want {
+                // CAST: at most `AT_ONCE`.
+                let few = (want - n).min(Self::AT_ONCE) as usize;
+                if bindings::balloon_page_list_dequeue(self.info.get(), &mut taken, few) == 0 {
+                    break;
+                }
+                while let Some(page) = NonNull::new(bindings::list_pop_page(&mut taken)) {
+                    managed.count(page.as_ptr(), 1);
+                    out.push(Block::from_raw(page, 0));
+                    n += 1;
+                }
             }
         }
         n
@@ -272,7 +313,76 @@ impl<M: Migrate> BalloonPages<M> {
             )
         };
 
-        from_result(|| this.migrate.migrate(new, old).map(|()| 0))
+        from_result(|| {
+            let (from, to) = (old.0.get(), new.0.get());
+
+            this.migrate.migrate(new, old)?;
+            // SAFETY: Both pages are valid during the call.
+            unsafe {
+                if this.adjusts_managed && bindings::page_zone(from) != bindings::page_zone(to) {
+                    kernel::bindings::adjust_managed_page_count(from, 1);
+                    kernel::bindings::adjust_managed_page_count(to, -1);
+                }
+            }
+            Ok(0)
+        })
+    }
+}
+
+/// Adjusts the number of pages that the zones manage, once for many pages of a zone.
+///
+/// # Invariants
+///
+/// `page` is a valid page if `pages` is not 0.
+struct Managed {
+    enabled: bool,
+    sign: c_long,
+    page: *mut page,
+    pages: c_long,
+}
+
+impl Managed {
+    /// Nothing to adjust yet. `sign` is -1 for pages that are taken from the guest, and 1 for such
+    /// as it gets back.
+    fn new(enabled: bool, sign: c_long) -> Self {
+        Self {
+            enabled,
+            sign,
+            page: core::ptr::null_mut(),
+            pages: 0,
+        }
+    }
+
+    /// Counts `n` pages of a zone.
+    ///
+    /// # Safety
+    ///
+    /// `page` must be a valid page.
+    unsafe fn count(&mut self, page: *mut page, n: c_long) {
+        // SAFETY: By the type invariants and the safety requirements both pages are valid.
+        if self.pages != 0 && unsafe { bindings::page_zone(self.page) != bindings::page_zone(page) }
+        {
+            self.flush();
+        }
+        // INVARIANT: By the safety requirements `page` is valid.
+        self.page = page;
+        self.pages += n;
+    }
+
+    fn flush(&mut self) {
+        if self.enabled && self.pages != 0 {
+            // SAFETY: By the type invariants the page is valid; only its zone is looked at.
+            unsafe {
+                kernel::bindings::adjust_managed_page_count(self.page, self.sign * self.pages)
+            };
+        }
+        self.pages = 0;
+    }
+}
+
+impl Drop for Managed {
+    fn drop(&mut self) {
+        self.flush();
     }
 }
 

@@ -50,6 +50,17 @@ impl Block {
         Self::alloc_with(bindings::VBRS_GFP_BLOCK, order)
     }
 
+    /// Allocates a block of free memory, to be split into pages that compaction can move. Otherwise
+    /// like [`Block::alloc`].
+    ///
+    /// Must be called from a context that may sleep.
+    pub(crate) fn alloc_chunk(order: u32) -> Option<Self> {
+        if order > Self::MAX_ORDER {
+            return None;
+        }
+        Self::alloc_with(bindings::VBRS_GFP_CHUNK, order)
+    }
+
     /// Allocates a page that compaction can move, after a light reclaim if need be. Does not touch
     /// any reserve nor wake the OOM killer. Silent if there is none.
     ///
