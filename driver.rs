@@ -5,8 +5,10 @@
 mod balloon;
 mod channel;
 mod knobs;
+mod oom;
 mod params;
 mod resize;
+mod stats;
 
 pub(crate) use self::{
     balloon::BalloonDriver,

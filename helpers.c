@@ -171,6 +171,11 @@ void vbrs_helper_count_deflate(long n)
 	count_vm_events(BALLOON_DEFLATE, n);
 }
 
+unsigned long vbrs_helper_global_node_page_state(enum node_stat_item item)
+{
+	return global_node_page_state(item);
+}
+
 unsigned long vbrs_helper_totalram_pages(void)
 {
 	return totalram_pages();

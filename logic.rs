@@ -6,6 +6,8 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod features;
+pub(crate) mod oom;
+pub(crate) mod stats;
 pub(crate) mod target;
 pub(crate) mod units;
 pub(crate) mod window;

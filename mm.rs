@@ -5,7 +5,11 @@
 mod balloon;
 mod block;
 mod memory;
+mod oom;
+mod stats;
 
+#[cfg(CONFIG_VM_EVENT_COUNTERS)]
+pub(crate) use self::stats::MemoryEvents;
 pub(crate) use self::{
     balloon::{
         BalloonPages,
@@ -20,4 +24,9 @@ pub(crate) use self::{
         total_pages,
         PAGE_SHIFT, //
     },
+    oom::{
+        OomHandler,
+        OomNotifier, //
+    },
+    stats::MemoryNow, //
 };

@@ -13,7 +13,9 @@ use super::{
         Waiter, //
     },
     knobs,
-    params::Params, //
+    oom::OomDeflate,
+    params::Params,
+    stats::Stats, //
 };
 use crate::{
     logic::{
@@ -25,6 +27,7 @@ use crate::{
             Refusal,
             BLOCK_SHIFT, //
         },
+        oom::OomPace,
         target::{
             self,
             Backoff,
@@ -42,7 +45,8 @@ use crate::{
         BalloonPages,
         Block,
         Migrate,
-        MigratingPage, //
+        MigratingPage,
+        OomNotifier, //
     },
     sysfs,
     virtio,
@@ -64,7 +68,8 @@ use kernel::{
             Relaxed, //
         },
         Arc,
-        Mutex, //
+        Mutex,
+        MutexGuard, //
     },
     time::{
         msecs_to_jiffies,
@@ -94,8 +99,13 @@ impl SharedChannel {
     }
 
     /// Waits for the channel. May sleep for as long as the host takes.
-    pub(super) fn lock(&self) -> kernel::sync::MutexGuard<'_, Option<Channel>> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Option<Channel>> {
         self.inner.lock()
+    }
+
+    /// Gets the channel if nobody has it.
+    pub(super) fn try_lock(&self) -> Option<MutexGuard<'_, Option<Channel>>> {
+        self.inner.try_lock()
     }
 }
 
@@ -103,7 +113,7 @@ impl Migrate for SharedChannel {
     fn migrate(&self, new: MigratingPage<'_>, old: MigratingPage<'_>) -> Result {
         let mut guard = self.inner.try_lock().ok_or(EAGAIN)?;
         let channel = (*guard).as_mut().ok_or(EAGAIN)?;
-        let flight = Flight::FIRST;
+        let flight = Flight::MOVE;
 
         if !channel.can_keep() || channel.is_busy().map_err(|_| EAGAIN)? {
             return Err(EAGAIN);
@@ -111,7 +121,7 @@ impl Migrate for SharedChannel {
         let mut tell = |direction, pfn| {
             channel.tell(direction, flight, pfn, 0)?;
             channel.flush(direction)?;
-            channel.drain(direction, flight, Waiter::Migration)
+            channel.drain(direction, flight, Waiter::Passer)
         };
 
         match tell(Direction::Inflate, new.pfn()) {
@@ -160,13 +170,14 @@ pub(super) struct Knobs {
 
 /// A balloon.
 ///
-/// Locks, in this order: `channel`, `knobs`, `pace`; under `channel` also those of
-/// [`BalloonPages`], of [`virtio::Config`] and of the queues.
+/// Locks: `channel` is the outermost; under it any one of `knobs`, `pace`, `oom` and `protocol`, and
+/// those of [`BalloonPages`], of [`virtio::Config`] and of the queues. Whoever is in the path of
+/// memory allocation (page migration, out of memory) only tries `channel`.
 #[pin_data]
 pub(super) struct Balloon {
     pub(super) link: Link,
     config: Arc<virtio::Config>,
-    negotiated: Negotiated,
+    pub(super) negotiated: Negotiated,
     /// What is spoken; set by each start.
     #[pin]
     protocol: Mutex<Protocol>,
@@ -183,6 +194,10 @@ pub(super) struct Balloon {
     step_changes: Atomic<u32>,
     #[pin]
     pub(super) pace: Mutex<Pace>,
+    #[pin]
+    pub(super) oom: Mutex<OomPace>,
+    /// Set while somebody who is out of memory waits for the channel.
+    pub(super) oom_waiting: Atomic<bool>,
     #[pin]
     pub(super) knobs: Mutex<Knobs>,
     born: Instant<Monotonic>,
@@ -236,6 +251,8 @@ impl Balloon {
                 },
                 "Balloon::pace"
             ),
+            oom <- new_mutex!(OomPace::new(), "Balloon::oom"),
+            oom_waiting: Atomic::new(false),
             knobs <- new_mutex!(Knobs {
                     max_order: largest,
                     window: params.window,
@@ -309,9 +326,16 @@ impl Balloon {
         }
     }
 
-    /// Whether the target may be another than when the step began.
+    /// Whether the target may be another than when the step began, or the channel is wanted by
+    /// somebody who is out of memory.
     pub(super) fn interrupted(&self) -> bool {
         self.changes.load(Relaxed) != self.step_changes.load(Relaxed)
+            || self.oom_waiting.load(Relaxed)
+    }
+
+    /// Milliseconds since the device was probed.
+    pub(super) fn now_ms(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_millis()).unwrap_or(0)
     }
 
     /// Whether the device is being stopped.
@@ -321,7 +345,7 @@ impl Balloon {
 
     /// The guest cannot spare more now. Returns when to try again.
     pub(super) fn starved(&self) -> Jiffies {
-        let now = u64::try_from(self.born.elapsed().as_millis()).unwrap_or(0);
+        let now = self.now_ms();
         let mut pace = self.pace.lock();
         let delay = pace.backoff.delay_ms();
 
@@ -354,13 +378,44 @@ impl Job for Balloon {
 #[pin_data]
 pub(crate) struct BalloonData {
     // Dropped first: it waits for the worker.
-    #[pin]
-    task: Task<Balloon>,
+    task: Arc<Task<Balloon>>,
     pub(super) balloon: Arc<Balloon>,
+    stats: Option<StatsPart>,
 }
 
-/// Stands for a device in use.
-pub(crate) struct Running(());
+impl BalloonData {
+    /// Ends all work, and waits for what is under way. May sleep.
+    fn disable_tasks(&self) {
+        self.balloon.link.patience.stopping.store(true, Relaxed);
+        self.task.disable();
+        if let Some(part) = &self.stats {
+            part.task.disable();
+        }
+    }
+}
+
+/// What there is if the device wants statistics.
+struct StatsPart {
+    task: Arc<Task<Stats>>,
+    stats: Arc<Stats>,
+}
+
+impl StatsPart {
+    /// The number of the statistics queue: it comes after those for inflating and deflating.
+    const QUEUE: usize = 2;
+
+    fn new(queue: Arc<WorkQueue>, balloon: Arc<Balloon>) -> Result<Self> {
+        let stats = Arc::new(Stats::new(balloon)?, GFP_KERNEL)?;
+        let task = Arc::pin_init(Task::new(queue, stats.clone()), GFP_KERNEL)?;
+
+        Ok(Self { task, stats })
+    }
+}
+
+/// What exists only while the device is in use.
+pub(crate) struct Running {
+    _oom: Option<Pin<KBox<OomNotifier<OomDeflate>>>>,
+}
 
 /// Negotiates, from the device's features and its announcement. May sleep.
 fn negotiate(
@@ -396,6 +451,8 @@ impl virtio::Driver for BalloonDriver {
     // More than what is ever acknowledged, since the bits that `negotiate` refuses by must be seen.
     const FEATURES: &'static [c_uint] = &[
         wire::F_MUST_TELL_HOST,
+        wire::F_STATS_VQ,
+        wire::F_DEFLATE_ON_OOM,
         wire::F_FREE_PAGE_HINT,
         wire::F_PAGE_POISON,
         wire::F_REPORTING,
@@ -435,10 +492,17 @@ impl virtio::Driver for BalloonDriver {
 
         pin_init::pin_init_scope(move || {
             let (balloon, queue) = (balloon?, queue?);
+            let task = Arc::pin_init(Task::new(queue.clone(), balloon.clone()), GFP_KERNEL)?;
+            let stats = if balloon.negotiated.features.has(wire::F_STATS_VQ) {
+                Some(StatsPart::new(queue, balloon.clone())?)
+            } else {
+                None
+            };
 
             Ok(try_pin_init!(BalloonData {
-                task <- Task::new(queue, balloon.clone()),
+                task,
                 balloon,
+                stats,
             }))
         })
     }
@@ -446,6 +510,9 @@ impl virtio::Driver for BalloonDriver {
     fn queues<'a>(data: &'a BalloonData, set: &mut virtio::QueueSet<'a>) -> Result {
         set.push(&*data.balloon.link.inflate)?;
         set.push(&*data.balloon.link.deflate)?;
+        if let Some(part) = &data.stats {
+            set.push(part.stats.queue())?;
+        }
         if data.balloon.negotiated.protocol == Protocol::PageBitmap2016 {
             set.expect_none_behind(c"free_page_vq");
         }
@@ -472,16 +539,32 @@ impl virtio::Driver for BalloonDriver {
 
         *balloon.channel.lock() = Some(channel);
         dev_info!(&*balloon.link.vdev, "using {}\n", protocol.name());
+        let oom = if balloon.negotiated.features.has(wire::F_DEFLATE_ON_OOM) {
+            let handler = OomDeflate {
+                balloon: balloon.clone(),
+                task: data.task.clone(),
+            };
+            let handler = Arc::new(handler, GFP_KERNEL)?;
+            Some(KBox::pin_init(OomNotifier::new(handler), GFP_KERNEL)?)
+        } else {
+            None
+        };
+        if let Some(part) = &data.stats {
+            part.task.enable();
+            if let Err(e) = part.stats.prime() {
+                dev_warn!(&*balloon.link.vdev, "the host gets no statistics ({e:?})\n");
+            }
+        }
         data.task.enable();
         data.task.schedule(0);
-        Ok(Running(()))
+        Ok(Running { _oom: oom })
     }
 
-    fn stop(data: Pin<&BalloonData>, _running: Running) {
+    fn stop(data: Pin<&BalloonData>, running: Running) {
         let balloon = &data.get_ref().balloon;
 
-        balloon.link.patience.stopping.store(true, Relaxed);
-        data.task.disable();
+        drop(running);
+        data.disable_tasks();
         if let Some(channel) = &mut *balloon.channel.lock() {
             balloon.deflate_all(channel);
             // The device may be gone already.
@@ -498,9 +581,9 @@ impl virtio::Driver for BalloonDriver {
         }
     }
 
-    fn shutdown(data: Pin<&BalloonData>, _running: Running) {
-        data.balloon.link.patience.stopping.store(true, Relaxed);
-        data.task.disable();
+    fn shutdown(data: Pin<&BalloonData>, running: Running) {
+        drop(running);
+        data.disable_tasks();
     }
 
     fn released(data: Pin<&BalloonData>) {
@@ -516,6 +599,12 @@ impl virtio::Driver for BalloonDriver {
                 "{} guest pages that the host had not answered for are back after the reset\n",
                 pages.pages()
             );
+        }
+    }
+
+    fn queue_used(data: Pin<&BalloonData>, number: usize) {
+        if let (StatsPart::QUEUE, Some(part)) = (number, &data.stats) {
+            part.task.schedule(0);
         }
     }
 

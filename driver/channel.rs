@@ -49,22 +49,28 @@ use kernel::{
 
 /// Which batch of pages a message is about.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) struct Flight(bool);
+pub(super) struct Flight(u8);
 
 impl Flight {
-    /// The first one.
-    pub(super) const FIRST: Self = Self(false);
+    /// The first one of the worker's.
+    pub(super) const FIRST: Self = Self(0);
+
+    /// The one for when the guest is out of memory.
+    pub(super) const RELIEF: Self = Self(2);
+
+    /// The one for pages that are moved.
+    pub(super) const MOVE: Self = Self(3);
 
     /// The number of batches that can be on their way at a time.
-    pub(super) const COUNT: usize = 2;
+    pub(super) const COUNT: usize = 4;
 
-    /// The other one.
+    /// The other one of the worker's.
     pub(super) fn other(self) -> Self {
-        Self(!self.0)
+        Self(self.0 ^ 1)
     }
 
     fn index(self) -> usize {
-        usize::from(self.0)
+        usize::from(self.0) % Self::COUNT
     }
 }
 
@@ -89,8 +95,8 @@ pub(super) struct Patience {
 impl Patience {
     /// How long a wait sleeps before it looks around, in milliseconds.
     const SLICE_MS: u32 = 500;
-    /// How long to wait for an answer while the device is being stopped, and while a page is being
-    /// moved, in milliseconds.
+    /// How long to wait for an answer while the device is being stopped, and where waiting for long is
+    /// out of place, in milliseconds.
     const LAST_MS: i64 = 2000;
     /// How long all answers together may take while the device is being stopped, in milliseconds.
     const STOP_MS: i64 = 30_000;
@@ -103,8 +109,8 @@ impl Patience {
 pub(super) enum Waiter {
     /// The worker: as long as it takes, unless the device is being stopped.
     Worker,
-    /// Whoever moves a page: not for long.
-    Migration,
+    /// Whoever moves a page, or is out of memory: not for long.
+    Passer,
 }
 
 /// The number of windows that are open at a time.
@@ -489,6 +495,11 @@ impl Channel {
     }
 
     /// Whether the device is still usable.
+    pub(super) fn is_usable(&self) -> bool {
+        self.failed.is_none()
+    }
+
+    /// Fails if the device is not usable any more.
     fn check(&self) -> Result {
         self.failed.map_or(Ok(()), Err)
     }
@@ -536,7 +547,7 @@ impl Channel {
     /// # Errors
     ///
     /// [`EIO`] if the device is broken, [`ENODEV`] if it is gone, [`ETIMEDOUT`] if the device is
-    /// being stopped and the host does not answer, [`EAGAIN`] if it does not answer a migration.
+    /// being stopped and the host does not answer, [`EAGAIN`] if it does not answer a passer.
     fn wait_for_one(&mut self, direction: Direction, waiter: Waiter) -> Result {
         let begin = Instant::<Monotonic>::now();
 
@@ -553,7 +564,7 @@ impl Channel {
                     return self.fail(ETIMEDOUT);
                 }
             }
-            if waiter == Waiter::Migration && waited >= Patience::LAST_MS {
+            if waiter == Waiter::Passer && waited >= Patience::LAST_MS {
                 return Err(EAGAIN);
             }
             if waited >= Patience::LOG_MS && !self.slow_logged {
@@ -599,6 +610,16 @@ impl Channel {
             pages.append(core::mem::replace(list, PageList::new()));
         }
         pages
+    }
+
+    /// Whether the host still has messages of a flight, after those are taken that it has used.
+    ///
+    /// # Errors
+    ///
+    /// The device is unusable.
+    pub(super) fn is_busy_with(&mut self, direction: Direction, flight: Flight) -> Result<bool> {
+        while self.take_one(direction)? {}
+        Ok(self.pipe(direction).outstanding[flight.index()] > 0)
     }
 
     /// Whether there is room for two more pages to [`Channel::keep`].

@@ -12,9 +12,15 @@ use super::{
     },
 };
 use crate::{
-    logic::target::{
-        self,
-        Step, //
+    logic::{
+        oom::{
+            Leave,
+            OomPace, //
+        },
+        target::{
+            self,
+            Step, //
+        },
     },
     mm::{
         self,
@@ -50,6 +56,7 @@ impl Balloon {
             let mut guard = self.channel.lock();
             let channel = (*guard).as_mut()?;
 
+            self.settle(channel);
             self.adopt_messages(channel);
             let moved = match step {
                 Step::Rest => {
@@ -57,7 +64,17 @@ impl Balloon {
                     return None;
                 }
                 Step::Starved => Ok(0),
-                Step::Inflate(pages) => self.inflate(channel, pages),
+                Step::Inflate(pages) => match self.leave() {
+                    Leave::Free => self.inflate(channel, pages),
+                    Leave::Pause(ms) => return Some(msecs_to_jiffies(ms)),
+                    Leave::Slow => {
+                        let taken = self.inflate(channel, pages.min(self.slow_pages()));
+                        if matches!(taken, Ok(1..)) {
+                            return Some(msecs_to_jiffies(OomPace::SLOW_MS));
+                        }
+                        taken
+                    }
+                },
                 Step::Deflate(pages) => self.deflate(channel, pages),
             };
             match (moved, step) {
@@ -211,7 +228,12 @@ impl Balloon {
     }
 
     /// Puts the pages of a flight into messages and sends them.
-    fn tell_all(&self, channel: &mut Channel, direction: Direction, flight: Flight) -> Result {
+    pub(super) fn tell_all(
+        &self,
+        channel: &mut Channel,
+        direction: Direction,
+        flight: Flight,
+    ) -> Result {
         let list = core::mem::replace(channel.pages_of(flight), PageList::new());
         let told = list
             .iter()

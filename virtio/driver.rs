@@ -89,6 +89,9 @@ pub(crate) trait Driver: 'static {
     /// The device has been reset and has nothing of ours any more. May sleep.
     fn released(data: Pin<&Self::Data>);
 
+    /// The device has used messages of the queue with this number. Called in interrupt context.
+    fn queue_used(data: Pin<&Self::Data>, number: usize);
+
     /// The device has changed its config space. Called with interrupts off.
     fn config_changed(data: Pin<&Self::Data>);
 }
@@ -154,9 +157,9 @@ impl<T: Driver> PrivateData<T> {
         unsafe { *self.dispatch.get() = dispatch };
         // SAFETY: `vdev` is valid, and `priv` is for the driver. The gate is open before there are
         // virtqueues, hence before the first interrupt.
-        unsafe { (*vdev.as_raw()).priv_ = self.dispatch.get().cast() };
+        unsafe { (*vdev.as_raw()).priv_ = core::ptr::from_ref(self.get_ref()).cast_mut().cast() };
 
-        let found = find_queues(vdev, &set);
+        let found = find_queues::<T>(vdev, &set);
         if found.is_err() {
             // SAFETY: As above; there are no virtqueues.
             unsafe { (*vdev.as_raw()).priv_ = null_mut() };
@@ -206,7 +209,7 @@ impl<T: Driver> PrivateData<T> {
 }
 
 /// Finds the queues of `set`; tells whether the device has the one it should not have, too.
-fn find_queues(vdev: &Device<device::Bound>, set: &QueueSet<'_>) -> Result<bool> {
+fn find_queues<T: Driver>(vdev: &Device<device::Bound>, set: &QueueSet<'_>) -> Result<bool> {
     const NO_QUEUE: bindings::virtqueue_info = bindings::virtqueue_info {
         name: null(),
         callback: None,
@@ -219,7 +222,7 @@ fn find_queues(vdev: &Device<device::Bound>, set: &QueueSet<'_>) -> Result<bool>
 
         for (info, queue) in infos.iter_mut().zip(set.iter()) {
             info.name = queue.name().as_char_ptr();
-            info.callback = Some(used_callback);
+            info.callback = Some(used_callback::<T>);
             n += 1;
         }
         if let (Some(name), Some(info)) = (canary, infos.get_mut(n)) {
@@ -254,19 +257,25 @@ fn find_queues(vdev: &Device<device::Bound>, set: &QueueSet<'_>) -> Result<bool>
 }
 
 /// The device has used messages. Called in interrupt context.
-extern "C" fn used_callback(vq: *mut bindings::virtqueue) {
+extern "C" fn used_callback<T: Driver>(vq: *mut bindings::virtqueue) {
     // SAFETY: The C side calls this with a valid virtqueue, whose device is valid, too.
     let (index, gate) = unsafe { ((*vq).index, (*(*vq).vdev).priv_) };
-    // SAFETY: The gate is either closed or the `dispatch` of the device's data, which does not
-    // change while there are virtqueues.
-    let Some(dispatch) = (unsafe { gate.cast::<Dispatch>().as_ref() }) else {
+    // SAFETY: The gate is either closed or the device's data, which is pinned and lives as long as
+    // there are virtqueues.
+    let Some(private) = (unsafe { gate.cast::<PrivateData<T>>().as_ref() }) else {
         return;
     };
-
+    // SAFETY: It is pinned, see above.
+    let private = unsafe { Pin::new_unchecked(private) };
+    // SAFETY: `dispatch` does not change while there are virtqueues.
+    let dispatch = unsafe { &*private.dispatch.get() };
     // CAST: the index fits into what it came from, an `unsigned int`.
-    if let Some(Some(queue)) = dispatch.get(index as usize) {
+    let number = index as usize;
+
+    if let Some(Some(queue)) = dispatch.get(number) {
         // SAFETY: Queues outlive the virtqueues they are attached to.
         unsafe { queue.as_ref() }.on_used();
+        T::queue_used(private.data(), number);
     }
 }
 

@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: GPL-2.0
+
+//! Giving memory back when the guest is out of it.
+
+use super::{
+    balloon::Balloon,
+    channel::{
+        Channel,
+        Direction,
+        Flight,
+        Waiter, //
+    },
+};
+use crate::{
+    logic::{
+        oom::{
+            Leave,
+            OomPace, //
+        },
+        wire, //
+    },
+    mm::OomHandler,
+    page_list::PageList,
+    work::Task, //
+};
+use kernel::{
+    sync::{
+        atomic::Relaxed,
+        Arc, //
+    },
+    time::{
+        delay::fsleep,
+        msecs_to_jiffies,
+        Delta, //
+    },
+};
+
+/// Gives memory of the balloon back when the guest is out of it.
+pub(super) struct OomDeflate {
+    pub(super) balloon: Arc<Balloon>,
+    pub(super) task: Arc<Task<Balloon>>,
+}
+
+impl OomDeflate {
+    /// How long to wait for the worker to let go of the channel: 500 ms in all.
+    const TRIES: u32 = 50;
+    const TRY_MS: i64 = 10;
+}
+
+impl OomHandler for OomDeflate {
+    fn out_of_memory(&self) -> u64 {
+        let balloon = &*self.balloon;
+        let now = balloon.now_ms();
+        let bytes = balloon.oom.lock().hit(now);
+        let mut freed = 0;
+
+        // The worker looks at this and stops taking memory.
+        balloon.oom_waiting.store(true, Relaxed);
+        for _ in 0..Self::TRIES {
+            if let Some(mut guard) = balloon.channel.try_lock() {
+                if let Some(channel) = &mut *guard {
+                    freed = balloon.relieve(channel, balloon.page_size().pages_in(bytes));
+                }
+                break;
+            }
+            fsleep(Delta::from_millis(Self::TRY_MS));
+        }
+        balloon.oom_waiting.store(false, Relaxed);
+
+        if let Leave::Pause(ms) = balloon.oom.lock().leave(now) {
+            self.task.schedule(msecs_to_jiffies(ms));
+        }
+        freed
+    }
+}
+
+impl Balloon {
+    /// Gives up to `want` pages back. Returns how many the guest has now. Allocates nothing, and does
+    /// not wait for the host for long.
+    fn relieve(&self, channel: &mut Channel, want: u64) -> u64 {
+        let flight = Flight::RELIEF;
+        let mut freed = self.settle(channel);
+        let mut list = PageList::new();
+
+        let must_tell = self.negotiated.features.has(wire::F_MUST_TELL_HOST);
+
+        if freed >= want
+            || !channel.pages_of(flight).is_empty()
+            || (must_tell && !channel.is_usable())
+        {
+            return freed;
+        }
+        self.pages.remove(want - freed, &mut list);
+        if must_tell {
+            channel.pages_of(flight).append(list);
+            if self.tell_all(channel, Direction::Deflate, flight).is_ok() {
+                let _ = channel.drain(Direction::Deflate, flight, Waiter::Passer);
+            }
+            freed += self.settle(channel);
+        } else {
+            // The host may learn of it when the pages are in use already. An error stays in the
+            // channel, for the worker to find.
+            let _ = list
+                .iter()
+                .try_for_each(|(pfn, order)| channel.tell(Direction::Deflate, flight, pfn, order));
+            let _ = channel.flush(Direction::Deflate);
+            freed += list.pages();
+        }
+        let _ = self.write_actual();
+        freed
+    }
+
+    /// Frees the pages of an earlier relief if the host has answered meanwhile. Returns how many.
+    pub(super) fn settle(&self, channel: &mut Channel) -> u64 {
+        let flight = Flight::RELIEF;
+
+        if channel.pages_of(flight).is_empty()
+            || channel.is_busy_with(Direction::Deflate, flight) != Ok(false)
+        {
+            return 0;
+        }
+        let list = core::mem::replace(channel.pages_of(flight), PageList::new());
+        list.pages()
+    }
+
+    /// What may be taken from the guest now, given when it was out of memory.
+    pub(super) fn leave(&self) -> Leave {
+        self.oom.lock().leave(self.now_ms())
+    }
+
+    /// What is taken at a time after the guest was out of memory, in guest pages.
+    pub(super) fn slow_pages(&self) -> u64 {
+        self.page_size().pages_in(OomPace::SLOW_BYTES)
+    }
+}
