@@ -170,7 +170,7 @@ pub(super) struct Knobs {
 
 /// A balloon.
 ///
-/// Locks: `channel` is the outermost; under it any one of `knobs`, `pace`, `oom` and `protocol`, and
+/// Locks: `channel` is the outermost; under it any one of `knobs`, `pace` and `oom`, and
 /// those of [`BalloonPages`], of [`virtio::Config`] and of the queues. Whoever is in the path of
 /// memory allocation (page migration, out of memory) only tries `channel`.
 #[pin_data]
@@ -178,9 +178,6 @@ pub(super) struct Balloon {
     pub(super) link: Link,
     config: Arc<virtio::Config>,
     pub(super) negotiated: Negotiated,
-    /// What is spoken; set by each start.
-    #[pin]
-    protocol: Mutex<Protocol>,
     reserve_mib: Option<u32>,
     adjusts_managed: bool,
     /// From this order on blocks stay whole in the balloon.
@@ -235,7 +232,6 @@ impl Balloon {
             link,
             config,
             negotiated,
-            protocol <- new_mutex!(negotiated.protocol, "Balloon::protocol"),
             reserve_mib: params.reserve_mib,
             adjusts_managed: accounts,
             block_order,
@@ -295,7 +291,7 @@ impl Balloon {
 
     /// What is spoken with the device.
     pub(super) fn protocol(&self) -> Protocol {
-        *self.protocol.lock()
+        self.negotiated.protocol
     }
 
     /// The guest pages to leave to the guest.
@@ -514,6 +510,7 @@ impl virtio::Driver for BalloonDriver {
             set.push(part.stats.queue())?;
         }
         if data.balloon.negotiated.protocol == Protocol::PageBitmap2016 {
+            // Behind the statistics queue, which hosts of 2016 have, too.
             set.expect_none_behind(c"free_page_vq");
         }
         Ok(())
@@ -521,18 +518,18 @@ impl virtio::Driver for BalloonDriver {
 
     fn start(data: Pin<&BalloonData>, canary: bool) -> Result<Running> {
         let balloon = &data.get_ref().balloon;
-        let protocol = if canary {
+        let protocol = balloon.negotiated.protocol;
+
+        if canary {
+            // Feature bit 3 has been acknowledged, so that there is no way back to arrays: a host of
+            // 2016 would take them for bitmaps.
             dev_err!(
                 &*balloon.link.vdev,
-                "the page-bitmap dialect of 2016 is refused: {}\n",
+                "the page-bitmap dialect of 2016 is refused: {}; load without dialect_2016\n",
                 Refusal::FreePageQueue.reason()
             );
-            Protocol::PfnArray
-        } else {
-            balloon.negotiated.protocol
-        };
-
-        *balloon.protocol.lock() = protocol;
+            return Err(EOPNOTSUPP);
+        }
         balloon.link.patience.stopping.store(false, Relaxed);
         let window = balloon.knobs.lock().window;
         let channel = Channel::new(balloon.link.clone(), protocol, window)?;
