@@ -9,8 +9,7 @@ use super::{
         Flight,
         Link,
         Patience,
-        Queue,
-        Waiter, //
+        Queue, //
     },
     knobs,
     oom::OomDeflate,
@@ -118,13 +117,15 @@ impl Migrate for SharedChannel {
         if !channel.can_keep() || channel.is_busy().map_err(|_| EAGAIN)? {
             return Err(EAGAIN);
         }
-        let mut tell = |direction, pfn| {
-            channel.tell(direction, flight, pfn, 0)?;
-            channel.flush(direction)?;
-            channel.drain(direction, flight, Waiter::Passer)
+        let tell = |channel: &mut Channel, direction, pfn| {
+            channel.in_passing(|channel| {
+                channel.tell(direction, flight, pfn, 0)?;
+                channel.flush(direction)?;
+                channel.drain(direction, flight)
+            })
         };
 
-        match tell(Direction::Inflate, new.pfn()) {
+        match tell(channel, Direction::Inflate, new.pfn()) {
             Ok(()) => (),
             Err(ERANGE) => return Err(EAGAIN),
             Err(_) => {
@@ -133,7 +134,7 @@ impl Migrate for SharedChannel {
                 return Err(EAGAIN);
             }
         }
-        if tell(Direction::Deflate, old.pfn()).is_err() {
+        if tell(channel, Direction::Deflate, old.pfn()).is_err() {
             channel.keep(old.hold());
         }
         Ok(())
@@ -185,6 +186,9 @@ pub(super) struct Balloon {
     pub(super) channel: Arc<SharedChannel>,
     #[pin]
     pub(super) pages: BalloonPages<SharedChannel>,
+    /// What the device was told last of the size of the balloon; something else if it was told nothing
+    /// since it was started.
+    told_actual: Atomic<u64>,
     /// The number of config changes, to notice one in the middle of a step.
     changes: Atomic<u32>,
     /// The value of `changes` when the current step began.
@@ -237,6 +241,7 @@ impl Balloon {
             block_order,
             pages <- BalloonPages::new(accounts, whole_from, channel.clone()),
             channel,
+            told_actual: Atomic::new(u64::MAX),
             changes: Atomic::new(0),
             step_changes: Atomic::new(0),
             pace <- new_mutex!(
@@ -284,9 +289,16 @@ impl Balloon {
         self.page_size().actual(self.pages.pages())
     }
 
-    /// Tells the device the size of the balloon. May sleep.
-    pub(super) fn write_actual(&self) -> Result {
-        self.config.write_le32(wire::CONFIG_ACTUAL, self.actual())
+    /// Tells the device the size of the balloon, if it is another than it was told last. For whoever
+    /// has the channel. May sleep.
+    pub(super) fn update_actual(&self) -> Result {
+        let actual = self.actual();
+
+        if self.told_actual.load(Relaxed) != u64::from(actual) {
+            self.config.write_le32(wire::CONFIG_ACTUAL, actual)?;
+            self.told_actual.store(u64::from(actual), Relaxed);
+        }
+        Ok(())
     }
 
     /// What is spoken with the device.
@@ -533,6 +545,7 @@ impl virtio::Driver for BalloonDriver {
         balloon.link.patience.stopping.store(false, Relaxed);
         let window = balloon.knobs.lock().window;
         let channel = Channel::new(balloon.link.clone(), protocol, window)?;
+        balloon.told_actual.store(u64::MAX, Relaxed);
 
         *balloon.channel.lock() = Some(channel);
         dev_info!(&*balloon.link.vdev, "using {}\n", protocol.name());
@@ -565,7 +578,7 @@ impl virtio::Driver for BalloonDriver {
         if let Some(channel) = &mut *balloon.channel.lock() {
             balloon.deflate_all(channel);
             // The device may be gone already.
-            let _ = balloon.write_actual();
+            let _ = balloon.update_actual();
         }
         if balloon.pages.pages() > 0 {
             dev_err!(

@@ -15,6 +15,7 @@ use crate::{
         units::PageSize,
         window::{
             Place,
+            Window,
             WindowSize,
             WindowTable, //
         },
@@ -105,12 +106,12 @@ impl Patience {
 }
 
 /// Who waits for the host.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy)]
 pub(super) enum Waiter {
     /// The worker: as long as it takes, unless the device is being stopped.
     Worker,
-    /// Whoever moves a page, or is out of memory: not for long.
-    Passer,
+    /// Whoever moves a page, or is out of memory, since then: not for long.
+    Passer(Instant<Monotonic>),
 }
 
 /// The number of windows that are open at a time.
@@ -165,6 +166,10 @@ pub(super) struct Channel {
     table: WindowTable<OPEN>,
     /// The `page_shift` of the windows that are open.
     page_shift: u32,
+    /// Who has the channel now.
+    waiter: Waiter,
+    /// Whether the host may not have been told of all pages of [`Flight::RELIEF`].
+    relief_untold: bool,
     /// Set when the device turned out unusable; nothing is told any more.
     failed: Option<Error>,
     /// The first wait that saw the device being stopped.
@@ -199,6 +204,8 @@ impl Channel {
             open: [const { None }; OPEN],
             table: WindowTable::new(),
             page_shift: BALLOON_PAGE_SHIFT,
+            waiter: Waiter::Worker,
+            relief_untold: false,
             failed: None,
             stopping_since: None,
             slow_logged: false,
@@ -433,7 +440,7 @@ impl Channel {
                 // All messages are open, none is on its way.
                 self.flush(direction)?;
             }
-            self.wait_for_one(direction, Waiter::Worker)?;
+            self.wait_for_one(direction)?;
         };
 
         message.cargo = Cargo { flight, filled: 0 };
@@ -448,37 +455,13 @@ impl Channel {
         };
         let flight = message.cargo.flight;
 
-        match window {
-            Some(window) => {
-                let header = window.header(self.window, 0, self.page_shift).encode();
-                for (word, bytes) in message.piece_mut(0).iter_mut().zip(header.chunks_exact(8)) {
-                    word.as_mut_bytes().copy_from_slice(bytes);
-                }
-                message.select(0, 0..Header::LEN);
-
-                let words = window.words();
-                let mut at = 0;
-                let mut piece = 1;
-                while at < u32_as_usize(self.window.bytes()) / size_of::<u64>() {
-                    let from = words.start.saturating_sub(at);
-                    let to = words.end.saturating_sub(at).min(Message::PIECE_WORDS);
-                    message.select(piece, from * size_of::<u64>()..to * size_of::<u64>());
-                    at += Message::PIECE_WORDS;
-                    piece += 1;
-                }
-            }
-            None => {
-                let bytes = message.cargo.filled * PFN_BYTES;
-                message.select(0, 0..bytes);
-            }
-        }
-
+        self.select(&mut message, window);
         loop {
             match self.pipe(direction).queue.send(message) {
                 Ok(()) => break,
                 Err((back, ENOSPC)) if self.pipe(direction).outstanding != [0; Flight::COUNT] => {
                     message = back;
-                    self.wait_for_one(direction, Waiter::Worker)?;
+                    self.wait_for_one(direction)?;
                 }
                 Err((back, e)) => {
                     self.recycle(back);
@@ -492,6 +475,26 @@ impl Channel {
             Ok(()) => Ok(()),
             Err(e) => self.fail(e),
         }
+    }
+
+    /// Does something as one who must not wait for long. What was not sent by then is forgotten.
+    pub(super) fn in_passing<T>(&mut self, f: impl FnOnce(&mut Self) -> T) -> T {
+        self.waiter = Waiter::Passer(Instant::now());
+        let ret = f(self);
+        self.waiter = Waiter::Worker;
+        for slot in 0..OPEN {
+            let window = self.table.close(slot);
+            if let Some(mut message) = self.open.get_mut(slot).and_then(Option::take) {
+                self.select(&mut message, window);
+                self.recycle(message);
+            }
+        }
+        ret
+    }
+
+    /// Whether the host may not have been told of all pages of [`Flight::RELIEF`].
+    pub(super) fn relief_untold(&mut self) -> &mut bool {
+        &mut self.relief_untold
     }
 
     /// Whether the device is still usable.
@@ -517,6 +520,34 @@ impl Channel {
         Err(e)
     }
 
+    /// Says what of a message is sent: the words of its window behind a header, or its array.
+    fn select(&self, message: &mut Message, window: Option<Window>) {
+        match window {
+            Some(window) => {
+                let header = window.header(self.window, 0, self.page_shift).encode();
+                for (word, bytes) in message.piece_mut(0).iter_mut().zip(header.chunks_exact(8)) {
+                    word.as_mut_bytes().copy_from_slice(bytes);
+                }
+                message.select(0, 0..Header::LEN);
+
+                let words = window.words();
+                let mut at = 0;
+                let mut piece = 1;
+                while at < u32_as_usize(self.window.bytes()) / size_of::<u64>() {
+                    let from = words.start.saturating_sub(at);
+                    let to = words.end.saturating_sub(at).min(Message::PIECE_WORDS);
+                    message.select(piece, from * size_of::<u64>()..to * size_of::<u64>());
+                    at += Message::PIECE_WORDS;
+                    piece += 1;
+                }
+            }
+            None => {
+                let bytes = message.cargo.filled * PFN_BYTES;
+                message.select(0, 0..bytes);
+            }
+        }
+    }
+
     /// Sends everything that is open.
     ///
     /// # Errors
@@ -535,9 +566,9 @@ impl Channel {
     /// # Errors
     ///
     /// Those of [`Channel::wait_for_one`].
-    pub(super) fn drain(&mut self, direction: Direction, flight: Flight, waiter: Waiter) -> Result {
+    pub(super) fn drain(&mut self, direction: Direction, flight: Flight) -> Result {
         while self.pipe(direction).outstanding[flight.index()] > 0 {
-            self.wait_for_one(direction, waiter)?;
+            self.wait_for_one(direction)?;
         }
         Ok(())
     }
@@ -548,7 +579,7 @@ impl Channel {
     ///
     /// [`EIO`] if the device is broken, [`ENODEV`] if it is gone, [`ETIMEDOUT`] if the device is
     /// being stopped and the host does not answer, [`EAGAIN`] if it does not answer a passer.
-    fn wait_for_one(&mut self, direction: Direction, waiter: Waiter) -> Result {
+    fn wait_for_one(&mut self, direction: Direction) -> Result {
         let begin = Instant::<Monotonic>::now();
 
         self.check()?;
@@ -564,8 +595,10 @@ impl Channel {
                     return self.fail(ETIMEDOUT);
                 }
             }
-            if waiter == Waiter::Passer && waited >= Patience::LAST_MS {
-                return Err(EAGAIN);
+            if let Waiter::Passer(since) = self.waiter {
+                if since.elapsed().as_millis() >= Patience::LAST_MS {
+                    return Err(EAGAIN);
+                }
             }
             if waited >= Patience::LOG_MS && !self.slow_logged {
                 self.slow_logged = true;

@@ -7,8 +7,7 @@ use super::{
     channel::{
         Channel,
         Direction,
-        Flight,
-        Waiter, //
+        Flight, //
     },
 };
 use crate::{
@@ -24,13 +23,13 @@ use crate::{
     work::Task, //
 };
 use kernel::{
+    error::Result,
     sync::{
         atomic::Relaxed,
         Arc, //
     },
     time::{
         delay::fsleep,
-        msecs_to_jiffies,
         Delta, //
     },
 };
@@ -67,9 +66,8 @@ impl OomHandler for OomDeflate {
         }
         balloon.oom_waiting.store(false, Relaxed);
 
-        if let Leave::Pause(ms) = balloon.oom.lock().leave(now) {
-            self.task.schedule(msecs_to_jiffies(ms));
-        }
+        // The worker tells the device the size of the balloon, and comes back after the pause.
+        self.task.schedule(0);
         freed
     }
 }
@@ -93,28 +91,51 @@ impl Balloon {
         self.pages.remove(want - freed, &mut list);
         if must_tell {
             channel.pages_of(flight).append(list);
-            if self.tell_all(channel, Direction::Deflate, flight).is_ok() {
-                let _ = channel.drain(Direction::Deflate, flight, Waiter::Passer);
-            }
+            channel.in_passing(|channel| {
+                // What the host does not learn of in time the worker tells it later.
+                match self.tell_all(channel, Direction::Deflate, flight) {
+                    Ok(()) => {
+                        let _ = channel.drain(Direction::Deflate, flight);
+                    }
+                    Err(_) => *channel.relief_untold() = true,
+                }
+            });
             freed += self.settle(channel);
         } else {
-            // The host may learn of it when the pages are in use already. An error stays in the
-            // channel, for the worker to find.
-            let _ = list
-                .iter()
-                .try_for_each(|(pfn, order)| channel.tell(Direction::Deflate, flight, pfn, order));
-            let _ = channel.flush(Direction::Deflate);
+            // The host may learn of it when the pages are in use already, or not at all.
+            channel.in_passing(|channel| {
+                let told = list.iter().try_for_each(|(pfn, order)| {
+                    channel.tell(Direction::Deflate, flight, pfn, order)
+                });
+                let _ = told.and_then(|()| channel.flush(Direction::Deflate));
+            });
             freed += list.pages();
         }
-        let _ = self.write_actual();
         freed
     }
 
+    /// Tells the host of what it has not learnt of an earlier relief, waits for its answer, and frees
+    /// the pages. May sleep for as long as the host takes.
+    ///
+    /// # Errors
+    ///
+    /// The device is unusable.
+    pub(super) fn finish_relief(&self, channel: &mut Channel) -> Result {
+        if *channel.relief_untold() {
+            self.tell_all(channel, Direction::Deflate, Flight::RELIEF)?;
+            *channel.relief_untold() = false;
+        }
+        channel.drain(Direction::Deflate, Flight::RELIEF)?;
+        self.settle(channel);
+        Ok(())
+    }
+
     /// Frees the pages of an earlier relief if the host has answered meanwhile. Returns how many.
-    pub(super) fn settle(&self, channel: &mut Channel) -> u64 {
+    fn settle(&self, channel: &mut Channel) -> u64 {
         let flight = Flight::RELIEF;
 
         if channel.pages_of(flight).is_empty()
+            || *channel.relief_untold()
             || channel.is_busy_with(Direction::Deflate, flight) != Ok(false)
         {
             return 0;

@@ -7,8 +7,7 @@ use super::{
     channel::{
         Channel,
         Direction,
-        Flight,
-        Waiter, //
+        Flight, //
     },
 };
 use crate::{
@@ -30,6 +29,7 @@ use crate::{
 };
 use kernel::{
     prelude::*,
+    sync::atomic::Relaxed,
     time::{
         msecs_to_jiffies,
         Jiffies, //
@@ -43,6 +43,8 @@ const PAGE_BATCH: u64 = 128 << 20;
 /// The most bytes in a step; after each step the target and what the guest can spare are looked up
 /// anew.
 const STEP: u64 = 4 << 30;
+/// How long to leave the channel to somebody who is out of memory, in milliseconds.
+const GIVE_WAY_MS: u32 = 50;
 /// How long to wait for compaction to put pages back, in milliseconds.
 const ISOLATED_MS: u32 = 20;
 
@@ -56,7 +58,9 @@ impl Balloon {
             let mut guard = self.channel.lock();
             let channel = (*guard).as_mut()?;
 
-            self.settle(channel);
+            if self.finish_relief(channel).is_err() || self.update_actual().is_err() {
+                return None;
+            }
             self.adopt_messages(channel);
             let moved = match step {
                 Step::Rest => {
@@ -78,6 +82,10 @@ impl Balloon {
                 Step::Deflate(pages) => self.deflate(channel, pages),
             };
             match (moved, step) {
+                (Ok(0), _) if self.oom_waiting.load(Relaxed) => {
+                    return Some(msecs_to_jiffies(GIVE_WAY_MS));
+                }
+                (Ok(0), Step::Inflate(_)) if self.interrupted() => (),
                 (Ok(0), Step::Deflate(_)) => return Some(msecs_to_jiffies(ISOLATED_MS)),
                 (Ok(0), _) => return Some(self.starved()),
                 (Ok(_), _) => self.pace.lock().moved(),
@@ -187,12 +195,12 @@ impl Balloon {
 
     /// Waits until the host has taken the pages of a flight, and takes them into the balloon.
     fn land(&self, channel: &mut Channel, flight: Flight) -> Result {
-        channel.drain(Direction::Inflate, flight, Waiter::Worker)?;
+        channel.drain(Direction::Inflate, flight)?;
 
         let list = core::mem::replace(channel.pages_of(flight), PageList::new());
         if !list.is_empty() {
             self.pages.admit(list);
-            self.write_actual()?;
+            self.update_actual()?;
         }
         Ok(())
     }
@@ -217,12 +225,12 @@ impl Balloon {
 
             channel.pages_of(flight).append(list);
             self.tell_all(channel, Direction::Deflate, flight)?;
-            channel.drain(Direction::Deflate, flight, Waiter::Worker)?;
+            channel.drain(Direction::Deflate, flight)?;
             drop(core::mem::replace(
                 channel.pages_of(flight),
                 PageList::new(),
             ));
-            self.write_actual()?;
+            self.update_actual()?;
         }
         Ok(want - left)
     }
