@@ -5,6 +5,8 @@
 #include <linux/migrate.h>
 #include <linux/mmzone.h>
 #include <linux/oom.h>
+#include <linux/page_reporting.h>
+#include <linux/poison.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_ids.h>
@@ -26,6 +28,13 @@ const gfp_t RUST_CONST_HELPER_VBRS_GFP_BLOCK =
 const gfp_t RUST_CONST_HELPER_VBRS_GFP_CHUNK =
 	RUST_CONST_HELPER_VBRS_GFP_BLOCK | (IS_ENABLED(CONFIG_BALLOON_MIGRATION) ? __GFP_MOVABLE : 0);
 const unsigned int RUST_CONST_HELPER_VBRS_MAX_PAGE_ORDER = MAX_PAGE_ORDER;
+const u8 RUST_CONST_HELPER_VBRS_PAGE_POISON = PAGE_POISON;
+/*
+ * The default order is that of a pageblock, 512 MiB with 64 KiB pages, of which there is hardly ever
+ * a free one: 2 MiB there, as in the C driver.
+ */
+const unsigned int RUST_CONST_HELPER_VBRS_REPORTING_ORDER =
+	PAGE_SHIFT == 16 ? 5 : PAGE_REPORTING_ORDER_UNSPECIFIED;
 const unsigned int RUST_CONST_HELPER_VBRS_WQ_FREEZABLE_UNBOUND = WQ_FREEZABLE | WQ_UNBOUND;
 
 /* `bindings.rs` compares these with what Rust makes of the same types. */

@@ -7,6 +7,7 @@ mod channel;
 mod knobs;
 mod oom;
 mod params;
+mod report;
 mod resize;
 mod stats;
 

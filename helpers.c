@@ -171,6 +171,16 @@ void vbrs_helper_count_deflate(long n)
 	count_vm_events(BALLOON_DEFLATE, n);
 }
 
+bool vbrs_helper_want_init_on_free(void)
+{
+	return want_init_on_free();
+}
+
+bool vbrs_helper_page_poisoning_enabled_static(void)
+{
+	return page_poisoning_enabled_static();
+}
+
 unsigned long vbrs_helper_global_node_page_state(enum node_stat_item item)
 {
 	return global_node_page_state(item);

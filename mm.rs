@@ -6,6 +6,8 @@ mod balloon;
 mod block;
 mod memory;
 mod oom;
+mod poison;
+mod reporting;
 mod stats;
 
 #[cfg(CONFIG_VM_EVENT_COUNTERS)]
@@ -27,6 +29,14 @@ pub(crate) use self::{
     oom::{
         OomHandler,
         OomNotifier, //
+    },
+    poison::{
+        on_free,
+        OnFree, //
+    },
+    reporting::{
+        PageReporting,
+        Report, //
     },
     stats::MemoryNow, //
 };

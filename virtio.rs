@@ -9,6 +9,7 @@ mod config;
 mod device;
 mod driver;
 mod event;
+mod loan;
 mod message;
 mod queue;
 
@@ -23,6 +24,10 @@ pub(crate) use self::{
         with_data,
         Adapter,
         Driver, //
+    },
+    loan::{
+        LoanQueue,
+        Segments, //
     },
     message::Message,
     queue::{

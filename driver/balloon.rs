@@ -14,12 +14,14 @@ use super::{
     knobs,
     oom::OomDeflate,
     params::Params,
+    report::ReportPart,
     stats::Stats, //
 };
 use crate::{
     logic::{
         features::{
             self,
+            Circumstances,
             Features,
             Negotiated,
             Protocol,
@@ -45,6 +47,7 @@ use crate::{
         Block,
         Migrate,
         MigratingPage,
+        OnFree,
         OomNotifier, //
     },
     sysfs,
@@ -389,6 +392,7 @@ pub(crate) struct BalloonData {
     task: Arc<Task<Balloon>>,
     pub(super) balloon: Arc<Balloon>,
     stats: Option<StatsPart>,
+    report: Option<Pin<KBox<ReportPart>>>,
 }
 
 impl BalloonData {
@@ -444,10 +448,22 @@ fn negotiate(
 
     Ok(features::negotiate(
         offered,
-        announcement,
-        params.dialect_2016,
-        false,
+        &Circumstances {
+            announcement,
+            dialect_2016: params.dialect_2016,
+            // Not known before there are queues; see `start`.
+            free_page_queue: false,
+            poison: poison(),
+        },
     ))
+}
+
+/// What the guest writes to each byte of memory that is freed, if anything.
+fn poison() -> Option<u8> {
+    match mm::on_free() {
+        OnFree::Nothing => None,
+        OnFree::Fill(byte) => Some(byte),
+    }
 }
 
 impl virtio::Driver for BalloonDriver {
@@ -507,10 +523,17 @@ impl virtio::Driver for BalloonDriver {
                 None
             };
 
+            let report = if balloon.negotiated.features.has(wire::F_REPORTING) {
+                Some(ReportPart::new()?)
+            } else {
+                None
+            };
+
             Ok(try_pin_init!(BalloonData {
                 task,
                 balloon,
                 stats,
+                report,
             }))
         })
     }
@@ -521,9 +544,22 @@ impl virtio::Driver for BalloonDriver {
         if let Some(part) = &data.stats {
             set.push(part.stats.queue())?;
         }
+        if let Some(part) = &data.report {
+            set.push(part.queue())?;
+        }
         if data.balloon.negotiated.protocol == Protocol::PageBitmap2016 {
             // Behind the statistics queue, which hosts of 2016 have, too.
             set.expect_none_behind(c"free_page_vq");
+        }
+        Ok(())
+    }
+
+    fn prepare(data: Pin<&BalloonData>) -> Result {
+        let balloon = &data.get_ref().balloon;
+
+        if balloon.negotiated.features.has(wire::F_PAGE_POISON) {
+            let value = u32::from_ne_bytes([poison().unwrap_or(0); 4]);
+            balloon.config.write_le32(wire::CONFIG_POISON_VAL, value)?;
         }
         Ok(())
     }
@@ -565,6 +601,19 @@ impl virtio::Driver for BalloonDriver {
                 dev_warn!(&*balloon.link.vdev, "the host gets no statistics ({e:?})\n");
             }
         }
+        if let Some(part) = &data.report {
+            match part.start() {
+                Ok(()) => (),
+                Err(EBUSY) => dev_info!(
+                    &*balloon.link.vdev,
+                    "somebody else reports free pages already, this device gets no reports\n"
+                ),
+                Err(e) => dev_warn!(
+                    &*balloon.link.vdev,
+                    "the host gets no reports of free pages ({e:?})\n"
+                ),
+            }
+        }
         data.task.enable();
         data.task.schedule(0);
         Ok(Running { _oom: oom })
@@ -598,6 +647,9 @@ impl virtio::Driver for BalloonDriver {
 
     fn released(data: Pin<&BalloonData>) {
         let balloon = &data.get_ref().balloon;
+        if let Some(part) = &data.report {
+            part.end();
+        }
         let Some(mut channel) = balloon.channel.lock().take() else {
             return;
         };

@@ -135,24 +135,38 @@ pub struct Negotiated {
     pub mistrust: Option<AnnouncementError>,
 }
 
+/// What both sides have to agree on, apart from the features offered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Circumstances {
+    /// What config space says, read only if [`F_PAGE_BITMAP`] is offered and config space is large
+    /// enough.
+    pub announcement: Option<Result<Announcement, AnnouncementError>>,
+    /// The user's word that this host means bitmaps by bit 3.
+    pub dialect_2016: bool,
+    /// Whether the device shows a queue that a host of 2016 does not have.
+    pub free_page_queue: bool,
+    /// What the guest writes to each byte of memory that is freed, if anything.
+    pub poison: Option<u8>,
+}
+
 /// Decides what to acknowledge of `offered`.
-///
-/// `announcement` is what config space says, read only if [`F_PAGE_BITMAP`] is offered and config
-/// space is large enough; `dialect_2016` is the user's word that this host means bitmaps by bit 3,
-/// and `free_page_queue` tells whether the device shows a queue that such a host does not have.
-pub fn negotiate(
-    offered: Features,
-    announcement: Option<Result<Announcement, AnnouncementError>>,
-    dialect_2016: bool,
-    free_page_queue: bool,
-) -> Negotiated {
+pub fn negotiate(offered: Features, given: &Circumstances) -> Negotiated {
     // What this driver does not do, or does only beside the right protocol, is never acknowledged.
-    let plain = offered
+    let mut plain = offered
         .without(F_FREE_PAGE_HINT)
-        .without(F_PAGE_POISON)
-        .without(F_REPORTING)
         .without(F_HOST_REQUEST)
         .without(F_PAGE_BITMAP);
+    if given.poison.is_none() {
+        plain = plain.without(F_PAGE_POISON);
+    } else if !offered.has(F_PAGE_POISON) {
+        // The guest would find other contents in a page than what it has written when freeing it.
+        plain = plain.without(F_REPORTING);
+    }
+    if offered.has(F_FREE_PAGE_HINT) {
+        // Hosts number their queues over what they offer, and the guest over what it takes: without
+        // the free page queue the two do not agree on the number of the one behind it.
+        plain = plain.without(F_REPORTING);
+    }
     let mut out = Negotiated {
         protocol: Protocol::PfnArray,
         features: plain,
@@ -162,7 +176,7 @@ pub fn negotiate(
 
     // Records are little-endian by definition, so the older byte orders have no page bitmaps.
     if offered.has(F_PAGE_BITMAP) && offered.has(F_VERSION_1) {
-        match announcement {
+        match given.announcement {
             Some(Ok(device)) => {
                 out.protocol = Protocol::PageBitmap(device);
                 out.features = Features(plain.0 | 1 << F_PAGE_BITMAP);
@@ -172,14 +186,14 @@ pub fn negotiate(
             None => out.mistrust = Some(AnnouncementError::Magic),
         }
     }
-    if dialect_2016 {
+    if given.dialect_2016 {
         out.refusal = if !offered.has(F_PAGE_BITMAP_2016) {
             Some(Refusal::NotOffered)
         } else if offered.has(F_REPORTING) {
             Some(Refusal::Reporting)
         } else if offered.has(F_PAGE_POISON) {
             Some(Refusal::PagePoison)
-        } else if free_page_queue {
+        } else if given.free_page_queue {
             Some(Refusal::FreePageQueue)
         } else {
             out.protocol = Protocol::PageBitmap2016;
@@ -203,6 +217,23 @@ mod tests {
         requests: 0,
     };
 
+    const PLAIN: Circumstances = Circumstances {
+        announcement: None,
+        dialect_2016: false,
+        free_page_queue: false,
+        poison: None,
+    };
+
+    const ANNOUNCED: Circumstances = Circumstances {
+        announcement: Some(Ok(DEVICE)),
+        ..PLAIN
+    };
+
+    const ASKED: Circumstances = Circumstances {
+        dialect_2016: true,
+        ..PLAIN
+    };
+
     fn bits(set: &[u32]) -> Features {
         Features(set.iter().fold(0, |f, b| f | 1 << b))
     }
@@ -210,23 +241,29 @@ mod tests {
     #[test]
     fn bit_23_counts_only_with_its_announcement() {
         let offered = bits(&[0, 23, 32]);
-        let out = negotiate(offered, Some(Ok(DEVICE)), false, false);
+        let out = negotiate(offered, &ANNOUNCED);
         assert!(out.protocol == Protocol::PageBitmap(DEVICE));
         assert!(out.features == offered);
 
-        let out = negotiate(offered, Some(Err(AnnouncementError::Magic)), false, false);
+        let out = negotiate(
+            offered,
+            &Circumstances {
+                announcement: Some(Err(AnnouncementError::Magic)),
+                ..PLAIN
+            },
+        );
         assert!(out.protocol == Protocol::PfnArray);
         assert!(out.features == bits(&[0, 32]));
         assert!(out.mistrust == Some(AnnouncementError::Magic));
 
-        let out = negotiate(offered, None, false, false);
+        let out = negotiate(offered, &PLAIN);
         assert!(out.protocol == Protocol::PfnArray && out.mistrust.is_some());
     }
 
     #[test]
     fn bit_3_is_never_a_bitmap_by_default() {
         for others in 0..256 {
-            let out = negotiate(Features(others | 1 << 3), None, false, false);
+            let out = negotiate(Features(others | 1 << 3), &PLAIN);
             assert!(out.protocol == Protocol::PfnArray);
             assert!(!out.features.has(3) && out.refusal.is_none());
         }
@@ -241,7 +278,13 @@ mod tests {
             (bits(&[3, 4]), false, Some(Refusal::PagePoison)),
             (bits(&[3]), true, Some(Refusal::FreePageQueue)),
         ] {
-            let out = negotiate(offered, None, true, queue);
+            let out = negotiate(
+                offered,
+                &Circumstances {
+                    free_page_queue: queue,
+                    ..ASKED
+                },
+            );
             assert!(out.refusal == refusal);
             assert!(out.features.has(3) == refusal.is_none());
             assert!(
@@ -256,23 +299,47 @@ mod tests {
 
     #[test]
     fn the_newer_protocol_wins_over_the_parameter() {
-        let out = negotiate(bits(&[3, 23, 32]), Some(Ok(DEVICE)), true, false);
+        let out = negotiate(
+            bits(&[3, 23, 32]),
+            &Circumstances {
+                dialect_2016: true,
+                ..ANNOUNCED
+            },
+        );
         assert!(out.protocol == Protocol::PageBitmap(DEVICE));
         assert!(!out.features.has(3));
     }
 
     #[test]
     fn page_bitmaps_need_a_device_of_version_1() {
-        let out = negotiate(bits(&[0, 23]), Some(Ok(DEVICE)), false, false);
+        let out = negotiate(bits(&[0, 23]), &ANNOUNCED);
         assert!(out.protocol == Protocol::PfnArray);
         assert!(!out.features.has(23));
     }
 
     #[test]
     fn what_is_not_done_is_not_acknowledged() {
-        let out = negotiate(Features(u64::MAX), Some(Ok(DEVICE)), true, true);
+        let out = negotiate(Features(u64::MAX), &ANNOUNCED);
         for bit in [3, 4, 5, 22] {
             assert!(!out.features.has(bit));
+        }
+    }
+
+    #[test]
+    fn reporting_needs_a_host_that_knows_of_poison() {
+        for (offered, poison, taken) in [
+            (bits(&[5]), None, bits(&[5])),
+            (bits(&[4, 5]), None, bits(&[5])),
+            (bits(&[4]), None, bits(&[])),
+            (bits(&[5]), Some(0xaa), bits(&[])),
+            (bits(&[5]), Some(0), bits(&[])),
+            (bits(&[4, 5]), Some(0xaa), bits(&[4, 5])),
+            (bits(&[4]), Some(0), bits(&[4])),
+            (bits(&[3, 4, 5]), Some(0), bits(&[4])),
+            (bits(&[3, 5]), None, bits(&[])),
+        ] {
+            let out = negotiate(offered, &Circumstances { poison, ..PLAIN });
+            assert!(out.features == taken);
         }
     }
 }

@@ -2,9 +2,9 @@
 
 //! Drivers for virtio devices, and the one order of their life.
 //!
-//! `probe` → queues found → gate opened → DRIVER_OK → `start` → … → `stop` → gate closed, queues
-//! revoked → reset → unused messages detached → queues deleted → `released`. Probe, remove, freeze
-//! and restore all go this way. What needs a live device is held in the by-value
+//! `probe` → gate opened → queues found → `prepare` → DRIVER_OK → `start` → … → `stop` → queues
+//! revoked → reset → unused messages detached → queues deleted → gate closed → `released`. Probe,
+//! remove, freeze and restore all go this way. What needs a live device is held in the by-value
 //! [`Driver::Running`], which only `stop` and `shutdown` consume; nothing that touches the device is
 //! left to a `Drop`, since the data is dropped when the device has been acknowledged again.
 
@@ -75,6 +75,9 @@ pub(crate) trait Driver: 'static {
 
     /// Names the queues, in the order of their numbers.
     fn queues<'a>(data: &'a Self::Data, set: &mut QueueSet<'a>) -> Result;
+
+    /// Writes to config space what the device has to know before it is used. May sleep.
+    fn prepare(data: Pin<&Self::Data>) -> Result;
 
     /// Begins to use the device, which is alive from now on. `canary` tells whether the queue of
     /// [`QueueSet::expect_none_behind`] exists. May sleep.
@@ -167,10 +170,12 @@ impl<T: Driver> PrivateData<T> {
         let canary = found?;
 
         self.config.restore();
-        // SAFETY: `vdev` is valid, and its queues are set up.
-        unsafe { bindings::virtio_device_ready(vdev.as_raw()) };
-
-        match T::start(self.data(), canary) {
+        let started = T::prepare(self.data()).and_then(|()| {
+            // SAFETY: `vdev` is valid, and its queues are set up.
+            unsafe { bindings::virtio_device_ready(vdev.as_raw()) };
+            T::start(self.data(), canary)
+        });
+        match started {
             Ok(running) => {
                 *self.life.lock() = Life::Up(running);
                 Ok(())

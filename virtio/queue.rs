@@ -281,7 +281,7 @@ impl<'a> QueueSet<'a> {
     /// # Errors
     ///
     /// [`ENOSPC`] if there are [`MAX_QUEUES`] already.
-    pub(crate) fn push<T: Send + 'static>(&mut self, queue: &'a Queue<T>) -> Result {
+    pub(crate) fn push(&mut self, queue: &'a dyn AnyQueue) -> Result {
         let slot = self.queues.iter_mut().find(|q| q.is_none()).ok_or(ENOSPC)?;
         *slot = Some(queue);
         Ok(())
