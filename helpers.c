@@ -4,6 +4,7 @@
  * called for is the business of the Rust wrapper that calls it.
  */
 #include <linux/balloon.h>
+#include <linux/crash_dump.h>
 #include <linux/device.h>
 #include <linux/mm.h>
 #include <linux/scatterlist.h>
@@ -169,6 +170,11 @@ void vbrs_helper_count_inflate(long n)
 void vbrs_helper_count_deflate(long n)
 {
 	count_vm_events(BALLOON_DEFLATE, n);
+}
+
+bool vbrs_helper_is_kdump_kernel(void)
+{
+	return is_kdump_kernel();
 }
 
 bool vbrs_helper_want_init_on_free(void)

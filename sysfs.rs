@@ -109,13 +109,17 @@ impl<const N: usize> Group<N> {
 
 /// A list of groups that a driver gives each of its devices.
 pub(crate) trait Groups: Sync {
-    /// The list as the C side wants it. To be called once, when the driver is registered.
-    fn as_raw(&'static self) -> *mut *const bindings::attribute_group;
+    /// The list as the C side wants it.
+    ///
+    /// # Safety
+    ///
+    /// To be called once, when the driver is registered.
+    unsafe fn as_raw(&'static self) -> *mut *const bindings::attribute_group;
 }
 
 impl<const N: usize> Groups for Group<N> {
-    fn as_raw(&'static self) -> *mut *const bindings::attribute_group {
-        // SAFETY: Called once, before the C side knows of the group, so nobody looks at it.
+    unsafe fn as_raw(&'static self) -> *mut *const bindings::attribute_group {
+        // SAFETY: By the safety requirements this is called once, before the C side knows of the group, so nobody looks at it.
         unsafe {
             (*self.group.get()).__bindgen_anon_2.attrs_const = self.attributes.as_ptr();
             (*self.groups.get())[0] = self.group.get();

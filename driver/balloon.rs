@@ -174,8 +174,7 @@ pub(super) struct Knobs {
 
 /// A balloon.
 ///
-/// Locks: `channel` is the outermost; under it any one of `knobs`, `pace` and `oom`, and
-/// those of [`BalloonPages`], of [`virtio::Config`] and of the queues. Whoever is in the path of
+/// Locks: `channel` is the outermost; under it any one of `knobs`, `pace` and `oom`, and those of [`BalloonPages`], of [`virtio::Config`] and of the queues. Whoever is in the path of
 /// memory allocation (page migration, out of memory) only tries `channel`.
 #[pin_data]
 pub(super) struct Balloon {
@@ -214,6 +213,25 @@ impl Balloon {
     ) -> Result<impl PinInit<Self, Error>> {
         let params = Params::read()?;
         let negotiated = negotiate(vdev, &config, &params)?;
+        let acknowledged = Features(vdev.features());
+        let agrees = |bit, speaks| acknowledged.has(bit) == speaks;
+        if !agrees(
+            wire::F_PAGE_BITMAP,
+            matches!(negotiated.protocol, Protocol::PageBitmap(_)),
+        ) || !agrees(
+            wire::F_PAGE_BITMAP_2016,
+            negotiated.protocol == Protocol::PageBitmap2016,
+        ) {
+            // The host would take one thing for another.
+            dev_err!(vdev, "the device has changed its mind about page bitmaps\n");
+            return Err(EPROTO);
+        }
+        if mm::is_kdump_kernel() {
+            dev_info!(
+                vdev,
+                "this is a kdump kernel, which needs its memory: not inflating\n"
+            );
+        }
         let accounts = !negotiated.features.has(wire::F_DEFLATE_ON_OOM);
         let channel = Arc::pin_init(SharedChannel::new(), GFP_KERNEL)?;
         let patience = Patience {
@@ -275,9 +293,13 @@ impl Balloon {
         self.knobs.lock().max_order
     }
 
-    /// The target in guest pages, as the device wants it now. May sleep.
+    /// The target in guest pages, as the device wants it now; none in a kdump kernel. May sleep.
     pub(super) fn read_target(&self) -> Result<u64> {
         let num_pages = self.config.read_le32(wire::CONFIG_NUM_PAGES)?;
+
+        if mm::is_kdump_kernel() {
+            return Ok(0);
+        }
 
         Ok(self.page_size().guest_pages(num_pages))
     }
@@ -357,10 +379,12 @@ impl Balloon {
     /// The guest cannot spare more now. Returns when to try again.
     pub(super) fn starved(&self) -> Jiffies {
         let now = self.now_ms();
-        let mut pace = self.pace.lock();
-        let delay = pace.backoff.delay_ms();
+        let (delay, log) = {
+            let mut pace = self.pace.lock();
+            (pace.backoff.delay_ms(), pace.log.admit(now))
+        };
 
-        if pace.log.admit(now) {
+        if log {
             dev_info!(
                 &*self.link.vdev,
                 "the guest cannot spare more memory now: {} of {} balloon pages; trying again\n",
@@ -628,15 +652,6 @@ impl virtio::Driver for BalloonDriver {
             balloon.deflate_all(channel);
             // The device may be gone already.
             let _ = balloon.update_actual();
-        }
-        if balloon.pages.pages() > 0 {
-            dev_err!(
-                &*balloon.link.vdev,
-                "{} guest pages are held by page migration for a minute already, leaking them\n",
-                balloon.pages.pages()
-            );
-            // Whoever holds them will look at the balloon when putting them back.
-            core::mem::forget(balloon.clone());
         }
     }
 

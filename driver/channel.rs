@@ -31,6 +31,7 @@ use crate::{
     virtio, //
 };
 use kernel::{
+    alloc::Flags,
     num::casts::u32_as_usize,
     prelude::*,
     sync::{
@@ -213,7 +214,7 @@ impl Channel {
             limbo: PageList::new(),
             held: [const { None }; 8],
         };
-        let (window, messages) = this.make_messages(window)?;
+        let (window, messages) = this.make_messages(window, GFP_KERNEL)?;
         this.window = window;
         this.idle = messages;
         Ok(this)
@@ -221,10 +222,14 @@ impl Channel {
 
     /// The window size that the device and its rings take, at most `wanted`, and the messages for
     /// it. May sleep.
-    fn make_messages(&self, wanted: WindowSize) -> Result<(WindowSize, KVec<KBox<Message>>)> {
+    fn make_messages(
+        &self,
+        wanted: WindowSize,
+        flags: Flags,
+    ) -> Result<(WindowSize, KVec<KBox<Message>>)> {
         let ring = self.inflate.queue.ring_size()?;
         let ring = ring.min(self.deflate.queue.ring_size()?);
-        let mut messages = KVec::with_capacity(MESSAGES, GFP_KERNEL)?;
+        let mut messages = KVec::with_capacity(MESSAGES, flags)?;
         let window = match self.protocol.max_bitmap_bytes() {
             Some(limit) => {
                 let ring_limit = ring.saturating_sub(1) * Message::PIECE_WORDS * size_of::<u64>();
@@ -245,12 +250,13 @@ impl Channel {
                 Message::new(
                     core::iter::once((PFN_ARRAY_MAX * PFN_BYTES).div_ceil(size_of::<u64>())),
                     cargo,
+                    flags,
                 )?
             } else {
                 let pieces = words.div_ceil(Message::PIECE_WORDS);
                 let header = core::iter::once(Header::LEN.div_ceil(size_of::<u64>()));
                 let bitmap = (0..pieces).map(|_| words.min(Message::PIECE_WORDS));
-                Message::new(Iterator::chain(header, bitmap), cargo)?
+                Message::new(Iterator::chain(header, bitmap), cargo, flags)?
             };
             messages.push_within_capacity(message).map_err(|_| ENOMEM)?;
         }
@@ -263,8 +269,9 @@ impl Channel {
         if wanted == self.wanted || self.protocol == Protocol::PfnArray {
             return;
         }
-        self.wanted = wanted;
-        if let Ok((window, messages)) = self.make_messages(wanted) {
+        // Memory may be short just now; the next step tries again.
+        if let Ok((window, messages)) = self.make_messages(wanted, GFP_NOWAIT | __GFP_NOWARN) {
+            self.wanted = wanted;
             self.window = window;
             self.idle = messages;
         }
@@ -461,7 +468,10 @@ impl Channel {
                 Ok(()) => break,
                 Err((back, ENOSPC)) if self.pipe(direction).outstanding != [0; Flight::COUNT] => {
                     message = back;
-                    self.wait_for_one(direction)?;
+                    if let Err(e) = self.wait_for_one(direction) {
+                        self.recycle(message);
+                        return Err(e);
+                    }
                 }
                 Err((back, e)) => {
                     self.recycle(back);

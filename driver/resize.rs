@@ -255,12 +255,12 @@ impl Balloon {
     /// Gives all pages back to the guest, telling the host as long as it answers. For the end: what
     /// the host was not told of stays on its way until the device is reset.
     pub(super) fn deflate_all(&self, channel: &mut Channel) {
-        /// How often to wait for compaction to put pages back: 60 s in all.
-        const TRIES: u32 = 3000;
+        /// After how many waits the log says that compaction still has pages: 10 s.
+        const TRIES_TO_LOG: u32 = 500;
 
-        let mut tries = 0;
+        let mut tries = 0u32;
 
-        while self.pages.pages() > 0 && tries < TRIES {
+        while self.pages.pages() > 0 {
             if self.deflate(channel, self.pages.pages()).is_err() {
                 let mut list = PageList::new();
 
@@ -271,7 +271,14 @@ impl Balloon {
                 kernel::time::delay::fsleep(kernel::time::Delta::from_millis(i64::from(
                     ISOLATED_MS,
                 )));
-                tries += 1;
+                tries = tries.saturating_add(1);
+                if tries == TRIES_TO_LOG {
+                    dev_warn!(
+                        &*self.link.vdev,
+                        "waiting for {} guest pages that are being moved\n",
+                        self.pages.pages()
+                    );
+                }
             }
         }
     }

@@ -50,7 +50,7 @@ impl Stats {
     /// Gives the host its buffer. To be called when the device is ready. May sleep.
     pub(super) fn prime(&self) -> Result {
         let words = (TAGS * ENTRY_LEN).div_ceil(size_of::<u64>());
-        let message = virtio::Message::new(core::iter::once(words), ())?;
+        let message = virtio::Message::new(core::iter::once(words), (), GFP_KERNEL)?;
 
         self.send(message)
     }

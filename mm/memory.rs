@@ -28,6 +28,12 @@ pub(crate) fn total_pages() -> u64 {
     usize_as_u64(unsafe { bindings::totalram_pages() })
 }
 
+/// Whether this kernel runs only to save the memory of one that has crashed.
+pub(crate) fn is_kdump_kernel() -> bool {
+    // SAFETY: Looks at a variable that does not change after boot.
+    unsafe { bindings::is_kdump_kernel() }
+}
+
 /// Lets others run, where the kernel is not preemptible. Must be called from a context that may
 /// sleep.
 pub(crate) fn relax() {

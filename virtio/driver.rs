@@ -327,6 +327,7 @@ unsafe impl<T: Driver> driver::RegistrationOps for Adapter<T> {
         // SAFETY: It's safe to set the fields of `struct virtio_driver` on initialization.
         unsafe {
             (*vdrv.get()).driver.name = name.as_char_ptr();
+            // The driver is registered once.
             (*vdrv.get()).driver.dev_groups = T::attributes().as_raw();
             (*vdrv.get()).id_table = T::ID_TABLE.as_ptr();
             (*vdrv.get()).feature_table = T::FEATURES.as_ptr();
@@ -432,7 +433,13 @@ impl<T: Driver> Adapter<T> {
 
     extern "C" fn remove_callback(vdev: *mut bindings::virtio_device) {
         // SAFETY: The virtio bus only ever calls this for a device that was probed.
-        unsafe { Self::with_private(vdev, Self::stop) };
+        unsafe {
+            Self::with_private(vdev, |private, vdev| {
+                Self::stop(private, vdev);
+                // Once more for a device that could not be restored; does no harm to others.
+                bindings::virtio_reset_device(vdev.as_raw());
+            })
+        };
     }
 
     extern "C" fn freeze_callback(vdev: *mut bindings::virtio_device) -> c_int {

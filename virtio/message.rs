@@ -4,6 +4,7 @@
 
 use core::ops::Range;
 use kernel::{
+    alloc::Flags,
     bindings,
     prelude::*, //
 };
@@ -38,8 +39,12 @@ impl<T> Message<T> {
 
     /// Allocates a message with pieces of `lengths` words each, of which nothing is sent yet.
     ///
-    /// Must be called from a context that may sleep.
-    pub(crate) fn new(lengths: impl Iterator<Item = usize>, cargo: T) -> Result<KBox<Self>> {
+    /// Allocates as `flags` say.
+    pub(crate) fn new(
+        lengths: impl Iterator<Item = usize>,
+        cargo: T,
+        flags: Flags,
+    ) -> Result<KBox<Self>> {
         let mut pieces = KVec::new();
         let mut table = KVec::new();
 
@@ -49,12 +54,12 @@ impl<T> Message<T> {
             }
             pieces.push(
                 Piece {
-                    words: KVec::zeroed(words, GFP_KERNEL)?,
+                    words: KVec::zeroed(words, flags)?,
                     sent: 0..0,
                 },
-                GFP_KERNEL,
+                flags,
             )?;
-            table.push(bindings::scatterlist::default(), GFP_KERNEL)?;
+            table.push(bindings::scatterlist::default(), flags)?;
         }
         Ok(KBox::new(
             Self {
@@ -63,7 +68,7 @@ impl<T> Message<T> {
                 cargo,
                 next: None,
             },
-            GFP_KERNEL,
+            flags,
         )?)
     }
 

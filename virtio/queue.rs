@@ -39,8 +39,8 @@ enum State {
 ///
 /// Once the queue is revoked every operation fails with [`ENODEV`].
 ///
-/// Locks: `state` is held for short, in process context only; nothing is taken under it. Interrupts
-/// only signal `used`.
+/// Locks: `state` before `returned`; both are held for short, in process context only. Interrupts only
+/// signal `used`.
 ///
 /// # Invariants
 ///
