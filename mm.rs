@@ -22,6 +22,7 @@ pub(crate) use self::{
     block::Block,
     memory::{
         available_pages,
+        is_kdump_kernel,
         relax,
         total_pages,
         PAGE_SHIFT, //
