@@ -19,7 +19,7 @@ setup := tools/setup/setup
 module := tools/setup/build-module
 in-root := tools/setup/in-root
 cargo := $(in-root) env CARGO_TARGET_DIR=$(CURDIR)/build/tools CARGO_TERM_PROGRESS_WHEN=never cargo
-vm = @set -a && eval "$$(tools/setup/env)" && exec $(in-root) build/tools/release/vbrs-vm
+vm = set -a && eval "$$(tools/setup/env)" && exec $(in-root) build/tools/release/vbrs-vm
 kbuild = $(MAKE) -C $(or $(KDIR),$(error KDIR=/path/to/kernel/build is needed)) M=$(CURDIR) MO=$(CURDIR)/build/kdir
 manifest := --manifest-path tools/Cargo.toml
 GUEST ?= uml
@@ -70,21 +70,27 @@ test-host: ## run the tests that need no guest
 
 .PHONY: demo
 demo: modules-stock tools ## show a stock guest giving 3 of its 4 GiB back to the host
-	$(vm) demo $(ARGS)
+	@$(vm) demo $(ARGS)
 
 .PHONY: shell
 shell: modules-$(GUEST) tools ## an interactive guest with module and daemon: GUEST=uml|uml-lean|stock|debug
-	$(vm) shell --guest $(GUEST) $(ARGS)
+	@$(vm) shell --guest $(GUEST) $(ARGS)
 
 .PHONY: bench
 bench: modules-stock modules-uml-lean tools ## measure speed against the C driver
-	$(vm) bench $(ARGS)
+	@$(vm) bench $(ARGS)
 
 ##@ Checks
 
 .PHONY: check
-check: modules-stock modules-uml modules-uml-lean modules-debug tools ## everything: lint, host tests, all guests
-	$(vm) check $(ARGS)
+check: setup modules-stock modules-uml modules-uml-lean modules-debug tools ## everything: lint, host tests, all guests
+	@rm -rf build/results
+	@$(vm) record --name lint-scripts -- make lint-scripts
+	@$(vm) record --name lint-format -- make lint-format
+	@$(vm) record --name lint-module -- make lint-module
+	@$(vm) record --name lint-tools -- make lint-tools
+	@$(vm) record --name test-host -- make test-host
+	@$(vm) check --all $(ARGS)
 
 .PHONY: lint
 lint: lint-scripts lint-format lint-module lint-tools ## formatting and lints of module, tools and scripts
@@ -97,7 +103,7 @@ lint-scripts:
 lint-format:
 	@$(setup) kernel
 	@echo '  LINT    format'
-	@eval "$$(tools/setup/env)" && $(in-root) rustfmt --check --edition 2021 \
+	@eval "$$(tools/setup/env)" && exec $(in-root) rustfmt --check --edition 2021 \
 		--config-path "$$VBRS_KERNEL_SOURCE/.rustfmt.toml" \
 		$$(find . -name '*.rs' ! -name '*_generated.rs' ! -path './tools/*' ! -path './build/*')
 	@$(cargo) fmt $(manifest) --all --check
