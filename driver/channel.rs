@@ -263,10 +263,14 @@ impl Channel {
         Ok((window, messages))
     }
 
-    /// Makes the windows as large as the user wants now, while none is on its way. If there is no
-    /// memory for that, they stay as they are. May sleep.
+    /// Makes the windows as large as the user wants now. If there is no memory for that, or if the host
+    /// still has some, they stay as they are. May sleep.
     pub(super) fn resize_messages(&mut self, wanted: WindowSize) {
         if wanted == self.wanted || self.protocol == Protocol::PfnArray {
+            return;
+        }
+        // A message that came back later would be one of the old size among the new ones.
+        if self.is_busy() != Ok(false) {
             return;
         }
         // Memory may be short just now; the next step tries again.
