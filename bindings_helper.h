@@ -7,6 +7,7 @@
 #include <linux/oom.h>
 #include <linux/page_reporting.h>
 #include <linux/poison.h>
+#include <linux/sort.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_ids.h>

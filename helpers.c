@@ -76,6 +76,11 @@ struct page *vbrs_helper_alloc_pages(gfp_t gfp, unsigned int order)
 	return alloc_pages(gfp, order);
 }
 
+unsigned long vbrs_helper_alloc_pages_bulk(gfp_t gfp, unsigned long n, struct page **pages)
+{
+	return alloc_pages_bulk(gfp, n, pages);
+}
+
 unsigned long vbrs_helper_page_to_pfn(const struct page *page)
 {
 	return page_to_pfn(page);

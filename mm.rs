@@ -3,6 +3,7 @@
 //! Abstractions for the parts of memory management that a balloon deals with.
 
 mod balloon;
+mod batch;
 mod block;
 mod memory;
 mod oom;
@@ -19,6 +20,7 @@ pub(crate) use self::{
         Migrate,
         MigratingPage, //
     },
+    batch::PageBatch,
     block::Block,
     memory::{
         available_pages,

@@ -26,7 +26,11 @@ use crate::{
             PFN_BYTES, //
         },
     },
-    mm::HeldPage,
+    mm::{
+        Block,
+        HeldPage,
+        PageBatch, //
+    },
     page_list::PageList,
     virtio, //
 };
@@ -167,6 +171,8 @@ pub(super) struct Channel {
     table: WindowTable<OPEN>,
     /// The `page_shift` of the windows that are open.
     page_shift: u32,
+    /// Single pages that are not on their way yet.
+    batch: PageBatch,
     /// Who has the channel now.
     waiter: Waiter,
     /// Whether the host may not have been told of all pages of [`Flight::RELIEF`].
@@ -205,6 +211,7 @@ impl Channel {
             open: [const { None }; OPEN],
             table: WindowTable::new(),
             page_shift: BALLOON_PAGE_SHIFT,
+            batch: PageBatch::new()?,
             waiter: Waiter::Worker,
             relief_untold: false,
             failed: None,
@@ -667,6 +674,18 @@ impl Channel {
     pub(super) fn is_busy_with(&mut self, direction: Direction, flight: Flight) -> Result<bool> {
         while self.take_one(direction)? {}
         Ok(self.pipe(direction).outstanding[flight.index()] > 0)
+    }
+
+    /// Takes a single page from the guest, in the knowledge that `want` pages are wanted in all.
+    ///
+    /// For arrays in ascending order, so that hosts that join neighbours find them.
+    pub(super) fn next_page(&mut self, want: u64) -> Option<Block> {
+        self.batch.next(want, self.protocol == Protocol::PfnArray)
+    }
+
+    /// Gives pages back to the guest that are not on their way yet.
+    pub(super) fn forget_batch(&mut self) {
+        self.batch.clear();
     }
 
     /// Whether there is room for two more pages to [`Channel::keep`].

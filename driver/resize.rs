@@ -116,8 +116,8 @@ impl Balloon {
         ))
     }
 
-    /// Takes up to `want` pages from the guest: blocks as long as there are any, then chunks of single
-    /// pages, then single pages that the guest has to reclaim. Returns how many more there are.
+    /// Takes up to `want` pages from the guest: blocks as long as there are any, then single pages.
+    /// Returns how many more there are.
     ///
     /// A batch is collected while the host works on the one before.
     ///
@@ -130,8 +130,7 @@ impl Balloon {
         let mut left = want;
         let mut next = Some(self.max_order());
 
-        while let Some(order) = next.filter(|_| left > 0 && !self.interrupted() && !self.stopping())
-        {
+        while let Some(order) = next.filter(|_| left > 0 && !self.must_give_way()) {
             let size = 1 << order;
             let limit = self.page_size().pages_in(if order >= self.block_order {
                 BLOCK_BATCH
@@ -153,6 +152,7 @@ impl Balloon {
                 next = target::next_order(order, self.block_order);
             }
         }
+        channel.forget_batch();
         self.land(channel, flight.other())?;
         self.land(channel, flight)?;
         Ok(self.pages.pages() - before)
@@ -163,9 +163,9 @@ impl Balloon {
     fn collect(&self, channel: &mut Channel, flight: Flight, order: u32, want: u64) -> Result<u64> {
         let mut got = 0;
 
-        while got + (1 << order) <= want {
+        while got + (1 << order) <= want && !(got % 1024 == 0 && self.must_give_way()) {
             let next = match order {
-                0 => Block::alloc_page(),
+                0 => channel.next_page(want - got),
                 order if order < self.block_order => Block::alloc_chunk(order),
                 order => Block::alloc(order),
             };
@@ -184,13 +184,15 @@ impl Balloon {
             channel.pages_of(flight).push(block);
             channel.tell(Direction::Inflate, flight, pfn, order)?;
             if got % 1024 == 0 {
-                if self.interrupted() || self.stopping() {
-                    break;
-                }
                 mm::relax();
             }
         }
         Ok(got)
+    }
+
+    /// Whether taking pages should end early.
+    fn must_give_way(&self) -> bool {
+        self.interrupted() || self.stopping()
     }
 
     /// Waits until the host has taken the pages of a flight, and takes them into the balloon.

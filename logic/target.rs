@@ -65,17 +65,21 @@ pub const fn default_reserve(ram: u64) -> u64 {
 /// The next smaller order of blocks to try when there are no more of `order`, or fewer pages are
 /// wanted; `None` below single pages.
 ///
-/// After whole blocks, of `block` order, come chunks that make it cheap to get many single pages.
+/// After whole blocks, of `block` order, come chunks that are cheaper to get than as many single pages,
+/// and then single pages. The allocator takes those from the smallest pieces it has; were there chunks
+/// of smaller orders, the guest would be left with nothing but single pages, and could not even start
+/// a thread.
 pub const fn next_order(order: u32, block: u32) -> Option<u32> {
     match order {
         0 => None,
         _ if order > block => Some(block),
-        1..=2 => Some(0),
-        3..=4 => Some(2),
-        5..=6 => Some(4),
-        _ => Some(6),
+        _ if order > CHUNK_ORDER => Some(CHUNK_ORDER),
+        _ => Some(0),
     }
 }
+
+/// The order of chunks that become single pages in the balloon: 64 KiB with 4 KiB pages.
+const CHUNK_ORDER: u32 = 4;
 
 /// Exponential back-off while a target cannot be met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -176,15 +180,12 @@ mod tests {
 
     #[test]
     fn orders_go_down_to_single_pages() {
-        let mut order = 10;
-        for expected in [9, 6, 4, 2, 0] {
-            let next = next_order(order, 9);
-            assert!(next == Some(expected));
-            order = next.unwrap_or(0);
-        }
+        assert!(next_order(10, 9) == Some(9));
+        assert!(next_order(9, 9) == Some(4));
+        assert!(next_order(4, 9) == Some(0));
         assert!(next_order(0, 9).is_none());
         // 64 KiB pages: a block of 2 MiB has order 5.
-        assert!(next_order(5, 5) == Some(4));
+        assert!(next_order(13, 5) == Some(5));
     }
 
     #[test]

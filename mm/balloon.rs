@@ -153,20 +153,18 @@ impl<M: Migrate> BalloonPages<M> {
     /// Takes in pages that the host was told of. May sleep.
     pub(crate) fn admit(&self, mut list: PageList) {
         let mut blocks = self.blocks.lock();
-        let mut singles = PageList::new();
 
         self.pages.add(list.pages(), Relaxed);
-        while let Some(block) = list.pop() {
-            if block.order() < self.whole_from {
-                singles.push(block);
-            } else {
+        while let Some(order) = list.first_order() {
+            if order < self.whole_from {
+                self.enqueue(&mut list);
+            } else if let Some(block) = list.pop() {
                 self.account(&block, 1);
                 // SAFETY: Counts events.
                 unsafe { bindings::count_inflate(1 << block.order()) };
                 blocks.push(block);
             }
         }
-        self.enqueue(singles);
     }
 
     /// Takes up to `want` pages out of the balloon and puts them into `out`: blocks as long as they
@@ -214,7 +212,7 @@ impl<M: Migrate> BalloonPages<M> {
         }
         // CAST: less than the pages of a block.
         let kept = singles.pages() as c_long;
-        self.enqueue(singles);
+        self.enqueue(&mut singles);
         // SAFETY: Counts events. The pages that stay were counted as inflated before, and once more
         // by the core just now.
         unsafe {
@@ -224,8 +222,8 @@ impl<M: Migrate> BalloonPages<M> {
         taken
     }
 
-    /// Gives pages to the core, one by one.
-    fn enqueue(&self, mut pages: PageList) {
+    /// Gives the pages at the front of a list, up to the first block that stays whole, to the core.
+    fn enqueue(&self, pages: &mut PageList) {
         let mut list = list_head::default();
         let mut managed = Managed::new(self.adjusts_managed, -1);
 
@@ -235,7 +233,10 @@ impl<M: Migrate> BalloonPages<M> {
         unsafe {
             bindings::init_list_head(&mut list);
             let mut waiting = 0;
-            while let Some(block) = pages.pop() {
+            while pages.first_order().is_some_and(|o| o < self.whole_from) {
+                let Some(block) = pages.pop() else {
+                    break;
+                };
                 let order = block.order();
                 let page = block.into_raw().as_ptr();
 

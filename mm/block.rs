@@ -61,14 +61,6 @@ impl Block {
         Self::alloc_with(bindings::VBRS_GFP_CHUNK, order)
     }
 
-    /// Allocates a page that compaction can move, after a light reclaim if need be. Does not touch
-    /// any reserve nor wake the OOM killer. Silent if there is none.
-    ///
-    /// Must be called from a context that may sleep.
-    pub(crate) fn alloc_page() -> Option<Self> {
-        Self::alloc_with(bindings::VBRS_GFP_PAGE, 0)
-    }
-
     fn alloc_with(gfp: kernel::bindings::gfp_t, order: u32) -> Option<Self> {
         // SAFETY: The flags do not ask for a compound page, and the order is not above the largest.
         let page = unsafe { bindings::alloc_pages(gfp, order) };
