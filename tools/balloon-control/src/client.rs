@@ -31,7 +31,9 @@ pub enum ClientError {
     #[error("the daemon's answer is not understood: {0}")]
     Answer(String),
     /// The daemon speaks another version.
-    #[error("the daemon speaks version {0} of the control protocol, this program version {VERSION}")]
+    #[error(
+        "the daemon speaks version {0} of the control protocol, this program version {VERSION}"
+    )]
     Version(u32),
     /// The daemon did not do what was asked.
     #[error("{}", .0.message)]
@@ -71,6 +73,17 @@ impl Client {
         let writer = UnixStream::connect(path).map_err(failed)?;
         let reader = BufReader::new(writer.try_clone().map_err(failed)?);
         Ok(Self { writer, reader })
+    }
+
+    /// Bounds how long an answer or event may take; without a bound, and at first, for ever.
+    ///
+    /// A wait takes as long as it takes: give it a shorter timeout of its own.
+    ///
+    /// # Errors
+    ///
+    /// If the time is 0.
+    pub fn set_answer_timeout(&self, timeout: Option<Duration>) -> Result<(), ClientError> {
+        Ok(self.writer.set_read_timeout(timeout)?)
     }
 
     /// Sends a request and waits for the answer.
@@ -218,15 +231,16 @@ impl Iterator for Events {
             Ok(line) => line?,
             Err(e) => return Some(Err(e)),
         };
-        let event = serde_json::from_str::<Event>(&line).map_err(|error| {
-            match serde_json::from_str::<Response>(&line) {
-                Ok(Response {
-                    error: Some(failure),
-                    ..
-                }) => ClientError::Refused(failure),
-                _ => ClientError::Answer(error.to_string()),
-            }
-        });
+        let event =
+            serde_json::from_str::<Event>(&line).map_err(|error| {
+                match serde_json::from_str::<Response>(&line) {
+                    Ok(Response {
+                        error: Some(failure),
+                        ..
+                    }) => ClientError::Refused(failure),
+                    _ => ClientError::Answer(error.to_string()),
+                }
+            });
         Some(event)
     }
 }

@@ -278,7 +278,7 @@ pub struct FrontendStatus {
     pub driver: bool,
     /// Names of the features the driver acknowledged.
     pub features: Vec<String>,
-    /// `page-bitmap`, `page-bitmap-2016` or `pfn-array`; empty before negotiation.
+    /// `page-bitmap-v1`, `page-bitmap-2016` or `pfn-array`; empty before negotiation.
     pub protocol: String,
     /// What the queues are for, by number.
     pub queues: Vec<String>,

@@ -45,7 +45,9 @@ pub enum SizeError {
     #[error("{0} is too large; a balloon holds less than 16 TiB")]
     Large(String),
     /// Not a whole number of bytes or pages.
-    #[error("{text} is not a whole number of balloon pages of 4096 bytes; the next below is {below}")]
+    #[error(
+        "{text} is not a whole number of balloon pages of 4096 bytes; the next below is {below}"
+    )]
     Unaligned {
         /// What was written.
         text: String,
@@ -53,7 +55,9 @@ pub enum SizeError {
         below: u64,
     },
     /// A share was given while the guest's memory is not known.
-    #[error("a share of the guest's memory is unknown as long as no guest is connected; give bytes")]
+    #[error(
+        "a share of the guest's memory is unknown as long as no guest is connected; give bytes"
+    )]
     NoGuest,
 }
 
@@ -244,7 +248,10 @@ mod tests {
         assert_eq!(Size::Bytes(gib).pages(0), Ok(262_144));
         assert_eq!(parse("25%").and_then(|s| s.pages(4 * gib)), Ok(262_144));
         assert_eq!(parse("100%").and_then(|s| s.pages(4097)), Ok(1));
-        assert_eq!(parse("25%").and_then(|s| s.pages(0)), Err(SizeError::NoGuest));
+        assert_eq!(
+            parse("25%").and_then(|s| s.pages(0)),
+            Err(SizeError::NoGuest)
+        );
         assert!(matches!(
             Size::Bytes(4097).pages(gib),
             Err(SizeError::Unaligned { below: 4096, .. })

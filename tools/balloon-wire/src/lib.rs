@@ -8,10 +8,13 @@
 
 #![forbid(unsafe_code)]
 
+// Formatted as the kernel has it, not as this workspace.
+#[rustfmt::skip]
 #[path = "../../../bitmap.rs"]
 pub mod bitmap;
 
 /// The pure logic of the module.
+#[rustfmt::skip]
 #[path = "../../../logic"]
 pub mod logic {
     pub mod features;

@@ -158,7 +158,11 @@ fn wait_for(
     } else {
         show::waited(out, reached, actual_bytes, &movement)?;
     }
-    Ok(if reached { Status::Done } else { Status::TimeUp })
+    Ok(if reached {
+        Status::Done
+    } else {
+        Status::TimeUp
+    })
 }
 
 fn print_json(out: &mut impl io::Write, value: &impl serde::Serialize) -> io::Result<()> {

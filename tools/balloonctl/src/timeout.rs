@@ -38,7 +38,18 @@ mod tests {
         ] {
             assert_eq!(timeout(text), Ok(Duration::from_millis(ms)), "{text}");
         }
-        for text in ["", "10", "s", "-1s", "1 s", "1e3s", "1..2s", "10sec", "inf", "9".repeat(400).as_str()] {
+        for text in [
+            "",
+            "10",
+            "s",
+            "-1s",
+            "1 s",
+            "1e3s",
+            "1..2s",
+            "10sec",
+            "inf",
+            "9".repeat(400).as_str(),
+        ] {
             assert!(timeout(text).is_err(), "{text}");
         }
         assert!(timeout(&format!("{}h", "9".repeat(40))).is_err());

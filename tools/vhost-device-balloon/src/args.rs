@@ -12,9 +12,6 @@ use crate::features::{Dialect, Features};
 use crate::ram::Prefetch;
 use crate::state::Settings;
 
-/// The largest limit for bitmaps that may be announced, in bytes.
-const BITMAP_BYTES_LIMIT: u32 = 8 << 20;
-
 /// A vhost-user virtio memory balloon that takes page bitmaps and PFN arrays.
 ///
 /// Serves one guest, for stock QEMU (10.2 or later: vhost-user-test-device-pci with virtio-id=5)
@@ -76,7 +73,7 @@ pub struct Args {
 }
 
 fn bitmap_bytes(text: &str) -> Result<u32, String> {
-    let range = wire::BITMAP_BYTES_MIN..=BITMAP_BYTES_LIMIT;
+    let range = wire::BITMAP_BYTES_MIN..=wire::BITMAP_BYTES_MAX;
     match text.parse() {
         Ok(n) if range.contains(&n) && u64::from(n) % wire::BITMAP_ALIGN == 0 => Ok(n),
         _ => Err(format!(
@@ -98,7 +95,10 @@ impl Args {
         self.features
             .check(self.dialect)
             .map_err(|e| e.to_string())?;
-        let page_shifts = self.page_shifts.iter().fold(0, |set, shift| set | 1 << shift);
+        let page_shifts = self
+            .page_shifts
+            .iter()
+            .fold(0, |set, shift| set | 1 << shift);
         if page_shifts & 1 << wire::BALLOON_PAGE_SHIFT == 0 {
             return Err("--page-shifts must have 12 (4 KiB) among them".to_owned());
         }
@@ -175,9 +175,15 @@ mod tests {
             (&["--block-shift", "64"], "--block-shift 64 is neither"),
             (&["--max-bitmap-bytes", "60"], "from 64 to"),
             (&["--max-bitmap-bytes", "68"], "a multiple of 8"),
-            (&["--dialect", "2017"], "possible values: bitmap, 2016, pfn-array"),
+            (
+                &["--dialect", "2017"],
+                "possible values: bitmap, 2016, pfn-array",
+            ),
             (&["--features", "stats,fast"], "feature 'fast' is not known"),
-            (&["--dialect", "2016", "--features", "free-page-hint"], "feature bit 3"),
+            (
+                &["--dialect", "2016", "--features", "free-page-hint"],
+                "feature bit 3",
+            ),
             (&["--fault", "fast"], "fault 'fast' is not known"),
         ] {
             let error = settings(more).expect_err(part);

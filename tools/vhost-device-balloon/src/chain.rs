@@ -4,6 +4,7 @@
 
 use std::ops::Deref;
 
+use balloon_wire::wire::BITMAP_BYTES_MAX;
 use virtio_queue::DescriptorChain;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes as _, GuestAddress, GuestMemory, GuestMemoryMmap};
@@ -11,8 +12,9 @@ use vm_memory::{Bytes as _, GuestAddress, GuestMemory, GuestMemoryMmap};
 use crate::ranges::Range;
 use crate::refusal::Refusal;
 
-/// The most bytes a request may have; far more than any driver sends.
-pub const BYTES_MAX: usize = 16 << 20;
+/// The most bytes a request may have: the largest bitmap and as much again for more records. It
+/// bounds for how long one request can keep a queue from being stopped.
+pub const BYTES_MAX: usize = 2 * BITMAP_BYTES_MAX as usize;
 
 /// Who may write the buffers of a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -114,10 +116,7 @@ impl Chain {
                 addr: addr.0,
                 len: *len,
             })?;
-            Ok(Range {
-                start: addr.0,
-                end,
-            })
+            Ok(Range { start: addr.0, end })
         };
         self.pieces.iter().enumerate().map(range).collect()
     }

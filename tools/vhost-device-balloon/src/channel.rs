@@ -34,7 +34,9 @@ impl Known {
     ///
     /// If `/proc/self/fd` cannot be read.
     pub fn now() -> io::Result<Self> {
-        Ok(Self(sockets()?.into_iter().map(|(_, inode)| inode).collect()))
+        Ok(Self(
+            sockets()?.into_iter().map(|(_, inode)| inode).collect(),
+        ))
     }
 }
 
@@ -62,7 +64,9 @@ impl Channel {
                 continue;
             }
             if found.replace((inode, stream)).is_some() {
-                return Err(io::Error::other("more than one socket could be the back channel"));
+                return Err(io::Error::other(
+                    "more than one socket could be the back channel",
+                ));
             }
         }
         match found {
@@ -80,7 +84,10 @@ impl Channel {
     pub fn config_changed(&self) -> io::Result<()> {
         let mut message = [0; 12];
         // Request, flags, size of the payload; in the byte order of the machine.
-        for (at, word) in message.chunks_exact_mut(4).zip([CONFIG_CHANGE_MSG, FLAGS, 0]) {
+        for (at, word) in message
+            .chunks_exact_mut(4)
+            .zip([CONFIG_CHANGE_MSG, FLAGS, 0])
+        {
             at.copy_from_slice(&word.to_ne_bytes());
         }
         match send(&self.0, &message, SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {

@@ -135,7 +135,9 @@ mod tests {
         let mut space = ConfigSpace::new(Dialect::Bitmap, &LIMITS);
         space.num_pages = 7;
         let before = space.bytes();
-        space.write(0, &[0xff; 64]).expect("some of it is the driver's");
+        space
+            .write(0, &[0xff; 64])
+            .expect("some of it is the driver's");
         let after = space.bytes();
         for (i, (a, b)) in before.iter().zip(after).enumerate() {
             let drivers = (4..8).contains(&i) || (12..16).contains(&i);
@@ -146,7 +148,10 @@ mod tests {
         space.write(5, &[1]).expect("a byte of actual");
         assert_eq!(space.actual, 0x103);
         for (offset, len) in [(0, 4), (8, 4), (16, 48), (32, 32), (u32::MAX, 8), (4, 0)] {
-            assert!(space.write(offset, &vec![0; len]).is_err(), "{offset} {len}");
+            assert!(
+                space.write(offset, &vec![0; len]).is_err(),
+                "{offset} {len}"
+            );
         }
     }
 

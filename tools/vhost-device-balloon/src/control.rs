@@ -110,7 +110,9 @@ impl Connection {
             if read == 0 {
                 return Ok(());
             }
-            if line.pop_if(|b| *b == b'\n').is_none() && line.len() > LINE_MAX {
+            if line.last() == Some(&b'\n') {
+                line.pop();
+            } else if line.len() > LINE_MAX {
                 let text = format!("the line is longer than {LINE_MAX} bytes");
                 return self.answer(Err(fail(FailureCode::BadRequest, text)));
             }
@@ -218,7 +220,9 @@ impl Connection {
             if last.as_ref().is_none_or(|l| l.balloon != view.balloon) {
                 self.tell(EventKind::Balloon(view.balloon.clone()))?;
             }
-            let fresh = last.as_ref().is_none_or(|l| l.stats_count != view.stats_count);
+            let fresh = last
+                .as_ref()
+                .is_none_or(|l| l.stats_count != view.stats_count);
             if let Some(stats) = view.stats.clone().filter(|_| fresh) {
                 self.tell(EventKind::Stats(stats))?;
             }
@@ -299,8 +303,8 @@ impl Connection {
 /// Reads a request and says what was wrong if it is none.
 fn parse(line: &[u8]) -> Result<Request, Failure> {
     let bad = |text: String| fail(FailureCode::BadRequest, text);
-    let mut value: serde_json::Value = serde_json::from_slice(line)
-        .map_err(|e| bad(format!("the line is not JSON: {e}")))?;
+    let mut value: serde_json::Value =
+        serde_json::from_slice(line).map_err(|e| bad(format!("the line is not JSON: {e}")))?;
     let object = value
         .as_object_mut()
         .ok_or_else(|| bad("a request is a JSON object".to_owned()))?;
@@ -362,7 +366,10 @@ mod tests {
             (r#"{"cmd":"target"}"#, "missing field `size`"),
             (r#"{"cmd":"target","size":-1}"#, "size is neither"),
             (r#"{"cmd":"target","size":1.5}"#, "size is neither"),
-            (r#"{"cmd":"target","size":1,"fast":1}"#, "unknown field `fast`"),
+            (
+                r#"{"cmd":"target","size":1,"fast":1}"#,
+                "unknown field `fast`",
+            ),
             (r#"{"cmd":"watch","fast":1}"#, "unknown field `fast`"),
             (r#"{"cmd":"wait","timeout_ms":"1"}"#, "invalid type"),
         ] {

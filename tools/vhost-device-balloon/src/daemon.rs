@@ -100,7 +100,10 @@ fn serve(
     signal: &UnixStream,
 ) -> Result<(), DaemonError> {
     if state.faults.allowed() {
-        warn!("faults are played, this is for tests: {:?}", state.faults.list());
+        warn!(
+            "faults are played, this is for tests: {:?}",
+            state.faults.list()
+        );
         let state = Arc::clone(state);
         thread::Builder::new()
             .name("storm".to_owned())
@@ -121,13 +124,20 @@ fn serve(
         }
         let result = session(state, socket, signal);
         state.disconnected();
-        match result? {
-            End::Signal => {
+        match result {
+            Err(e @ DaemonError::Backend(_)) if args.persist => {
+                warn!("{e}; waiting");
+                // Out of file descriptors, perhaps: no reason to spin.
+                thread::sleep(Duration::from_millis(100));
+            }
+            Err(e) => return Err(e),
+            Ok(End::Signal) => {
                 info!("ending on a signal");
                 return Ok(());
             }
-            End::Disconnect if args.persist => info!("the frontend disconnected, waiting"),
-            End::Disconnect => {
+            Ok(End::Nobody) => info!("a connection ended without a word, waiting"),
+            Ok(End::Disconnect) if args.persist => info!("the frontend disconnected, waiting"),
+            Ok(End::Disconnect) => {
                 info!("the frontend disconnected, ending");
                 return Ok(());
             }
@@ -138,24 +148,20 @@ fn serve(
 /// Why a session ended.
 enum End {
     Disconnect,
+    Nobody,
     Signal,
 }
 
 /// Serves one frontend.
-fn session(
-    state: &Arc<State>,
-    socket: &Socket,
-    signal: &UnixStream,
-) -> Result<End, DaemonError> {
+fn session(state: &Arc<State>, socket: &Socket, signal: &UnixStream) -> Result<End, DaemonError> {
     let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
     // All sockets of our own come before this look at them.
     let (over, waiting) = UnixStream::pair().map_err(io_error("signals cannot be received"))?;
     let known = Known::now().map_err(io_error("open files cannot be listed"))?;
     let device = Device::new(Arc::clone(state), known);
     let device = Arc::new(device.map_err(io_error("no event can be made"))?);
-    let mut daemon =
-        VhostUserDaemon::new("vhost-user".to_owned(), Arc::clone(&device), memory)
-            .map_err(DaemonError::Backend)?;
+    let mut daemon = VhostUserDaemon::new("vhost-user".to_owned(), Arc::clone(&device), memory)
+        .map_err(DaemonError::Backend)?;
     for handler in daemon.get_epoll_handlers() {
         use std::os::fd::AsRawFd as _;
         let fd = device.wake_event().as_raw_fd();
@@ -197,7 +203,11 @@ fn session(
         _ if signalled => Ok(End::Signal),
         Ok(())
         | Err(BackendError::HandleRequest(VhostError::Disconnected | VhostError::PartialMessage)) => {
-            Ok(End::Disconnect)
+            Ok(if device.spoken() {
+                End::Disconnect
+            } else {
+                End::Nobody
+            })
         }
         Err(e) => Err(DaemonError::Backend(e)),
     }

@@ -21,7 +21,9 @@ use vhost::vhost_user::Backend;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
 use vhost_user_backend::{VhostUserBackend, VringRwLock, VringState, VringT as _};
 use virtio_queue::{DescriptorChain, QueueT as _};
-use vm_memory::{Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap};
+use vm_memory::{
+    Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap,
+};
 use vmm_sys_util::epoll::EventSet;
 use vmm_sys_util::event::{
     EventConsumer, EventFlag, EventNotifier, new_event_consumer_and_notifier,
@@ -47,6 +49,12 @@ const QUEUE_SIZE_MAX: usize = 1024;
 /// backend crate's.
 pub const WAKE_EVENT: u64 = QUEUES as u64 + 1;
 
+/// After a request that took longer than this, the frontend's thread gets a chance at the locks,
+/// which are not fair.
+const LONG: Duration = Duration::from_millis(10);
+/// How long that chance lasts.
+const BREATH: Duration = Duration::from_micros(200);
+
 type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 type Popped<'a> = DescriptorChain<&'a GuestMemoryMmap>;
 
@@ -58,6 +66,8 @@ pub struct Device {
     channel: Mutex<Option<Channel>>,
     acked: AtomicU64,
     worker: Mutex<Worker>,
+    /// Whether the frontend asked for anything.
+    spoken: AtomicBool,
     stopping: AtomicBool,
     stats_wanted: AtomicBool,
     wake: (EventConsumer, EventNotifier),
@@ -90,6 +100,7 @@ impl Device {
             channel: Mutex::default(),
             acked: AtomicU64::new(0),
             worker: Mutex::default(),
+            spoken: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             stats_wanted: AtomicBool::new(false),
             wake: event()?,
@@ -105,6 +116,11 @@ impl Device {
     /// Makes the device's thread stop taking requests, however many the guest has.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether the frontend asked for anything; else it was none, but somebody who looked in.
+    pub fn spoken(&self) -> bool {
+        self.spoken.load(Ordering::Relaxed)
     }
 
     fn wake(&self) {
@@ -140,8 +156,15 @@ impl Device {
                 return failed(e);
             }
             let mut served = 0u64;
-            while !self.stopping() && self.serve_one(queue, role, vring) {
+            while !self.stopping() {
+                let begun = Instant::now();
+                if !self.serve_one(queue, role, vring) {
+                    break;
+                }
                 served += 1;
+                if begun.elapsed() > LONG {
+                    thread::sleep(BREATH);
+                }
             }
             if self.stopping() || !usable(&vring.get_ref()) {
                 return;
@@ -404,7 +427,12 @@ fn usable(ring: &VringState) -> bool {
 }
 
 /// Puts something into the used ring that need not have been made available; a fault.
-fn put_used(ram: &Ram, ring: &mut VringState, id: u32, len: u32) -> Result<(), virtio_queue::Error> {
+fn put_used(
+    ram: &Ram,
+    ring: &mut VringState,
+    id: u32,
+    len: u32,
+) -> Result<(), virtio_queue::Error> {
     const HEADER: u64 = 4;
     const ELEMENT: u64 = 8;
     let queue = ring.get_queue_mut();
@@ -456,6 +484,7 @@ impl VhostUserBackend for Device {
     }
 
     fn features(&self) -> u64 {
+        self.spoken.store(true, Ordering::Relaxed);
         let settings = &self.state.settings;
         VERSION_1
             | PROTOCOL_FEATURES
@@ -470,7 +499,10 @@ impl VhostUserBackend for Device {
         self.acked.store(features, Ordering::Release);
         self.state.negotiated(features);
         let protocol = Protocol::negotiated(features, self.state.settings.dialect);
-        info!("the driver takes features {features:#x}: {}", protocol.name());
+        info!(
+            "the driver takes features {features:#x}: {}",
+            protocol.name()
+        );
         if lock(&self.channel).is_none() {
             warn!("the frontend gave no back channel: the guest will not hear of new targets");
         }
@@ -500,7 +532,10 @@ impl VhostUserBackend for Device {
             tally.config_reads_beyond.add(1);
         }
         let bytes = self.state.config_bytes();
-        bytes.get(start..end).map(<[u8]>::to_vec).unwrap_or_default()
+        bytes
+            .get(start..end)
+            .map(<[u8]>::to_vec)
+            .unwrap_or_default()
     }
 
     fn set_config(&self, offset: u32, data: &[u8]) -> io::Result<()> {

@@ -287,8 +287,19 @@ mod tests {
         }
         assert_eq!("withhold".parse(), Ok(Fault::Withhold(0)));
         for text in [
-            "", "fast", "delay", "delay=x", "delay=-1", "used-id=4294967296", "config=32",
-            "config=32:0", "config=32:zz", "config=256:00", "config=1:", "none=1", "config=9999:00",
+            "",
+            "fast",
+            "delay",
+            "delay=x",
+            "delay=-1",
+            "used-id=4294967296",
+            "config=32",
+            "config=32:0",
+            "config=32:zz",
+            "config=256:00",
+            "config=1:",
+            "none=1",
+            "config=9999:00",
         ] {
             let error = text.parse::<Fault>().expect_err(text).to_string();
             assert!(error.contains("allowed are none, withhold"), "{error}");

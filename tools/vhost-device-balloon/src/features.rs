@@ -122,7 +122,7 @@ impl Features {
             .collect();
         match dialect.feature() & self.0 {
             0 => {}
-            _ if dialect == Dialect::Bitmap => names.push("page-bitmap".to_owned()),
+            _ if dialect == Dialect::Bitmap => names.push("page-bitmap-v1".to_owned()),
             _ => names.push("page-bitmap-2016".to_owned()),
         }
         names
@@ -232,7 +232,7 @@ impl Protocol {
     /// The name people see.
     pub const fn name(self) -> &'static str {
         match self {
-            Self::PageBitmap => "page-bitmap",
+            Self::PageBitmap => "page-bitmap-v1",
             Self::PageBitmap2016 => "page-bitmap-2016",
             Self::PfnArray => "pfn-array",
         }
@@ -266,16 +266,21 @@ mod tests {
 
     #[test]
     fn names_there_and_back() {
-        let all: Features = "must-tell-host, stats,deflate-on-oom,free-page-hint,page-poison,reporting"
-            .parse()
-            .expect("all names are known");
+        let all: Features =
+            "must-tell-host, stats,deflate-on-oom,free-page-hint,page-poison,reporting"
+                .parse()
+                .expect("all names are known");
         assert_eq!(all.bits(), 0b11_1111);
         assert_eq!(all.to_string().parse(), Ok(all));
         assert_eq!("none".parse(), Ok(Features(0)));
         assert_eq!("".parse(), Ok(Features(0)));
         assert_eq!(Features(0).to_string(), "none");
         let error = "stats,fast".parse::<Features>().expect_err("no such name");
-        assert!(error.to_string().starts_with("feature 'fast' is not known; allowed are must-"));
+        assert!(
+            error
+                .to_string()
+                .starts_with("feature 'fast' is not known; allowed are must-")
+        );
     }
 
     #[test]

@@ -300,14 +300,19 @@ mod tests {
     }
 
     fn private(regions: &[(u64, usize)]) -> GuestMemoryMmap {
-        let regions: Vec<_> = regions.iter().map(|(a, l)| (GuestAddress(*a), *l)).collect();
+        let regions: Vec<_> = regions
+            .iter()
+            .map(|(a, l)| (GuestAddress(*a), *l))
+            .collect();
         GuestMemoryMmap::from_ranges(&regions).expect("memory")
     }
 
     fn fill(memory: &GuestMemoryMmap) {
         for region in memory.iter() {
             let bytes = vec![0xa5; region.len() as usize];
-            memory.write_slice(&bytes, region.start_addr()).expect("written");
+            memory
+                .write_slice(&bytes, region.start_addr())
+                .expect("written");
         }
     }
 
@@ -367,12 +372,18 @@ mod tests {
                 bytes: 0xf_8000
             }]
         ));
-        only(&memory, &[range(0x3000, 0x8000), range(0x10_0000, 0x10_1000)]);
+        only(
+            &memory,
+            &[range(0x3000, 0x8000), range(0x10_0000, 0x10_1000)],
+        );
     }
 
     #[test]
     fn parts_of_host_pages_stay() {
-        for memory in [shared(&[(0x1000, 0x8000, 0x2000)]), private(&[(0x1000, 0x8000)])] {
+        for memory in [
+            shared(&[(0x1000, 0x8000, 0x2000)]),
+            private(&[(0x1000, 0x8000)]),
+        ] {
             fill(&memory);
             let ram = Ram::new(&memory).expect("ram");
             let outcome = ram.discard(&[range(0x1800, 0x3fff), range(0x5001, 0x5fff)]);

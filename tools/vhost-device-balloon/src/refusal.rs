@@ -123,7 +123,9 @@ pub enum Refusal {
         head: u16,
     },
     /// It does not end.
-    #[error("descriptor chain {head} does not end: after {count} descriptors it loops, leaves its table or exceeds 4 GiB")]
+    #[error(
+        "descriptor chain {head} does not end: after {count} descriptors it loops, leaves its table or exceeds 4 GiB"
+    )]
     ChainEndless {
         /// The chain's first descriptor.
         head: u16,
@@ -141,7 +143,9 @@ pub enum Refusal {
         writable: bool,
     },
     /// A descriptor outside guest memory.
-    #[error("descriptor {index} of chain {head} at {addr:#x} with {len} bytes is outside guest memory")]
+    #[error(
+        "descriptor {index} of chain {head} at {addr:#x} with {len} bytes is outside guest memory"
+    )]
     ChainMemory {
         /// The chain's first descriptor.
         head: u16,
@@ -175,7 +179,9 @@ pub enum Refusal {
     #[error("statistics have {0} bytes, not a multiple of 10 up to {max}", max = crate::stats::BYTES_MAX)]
     StatsLength(usize),
     /// Not a field of the driver's.
-    #[error("config space is written at offset {offset} with {len} bytes, which is no field of the driver's")]
+    #[error(
+        "config space is written at offset {offset} with {len} bytes, which is no field of the driver's"
+    )]
     ConfigWrite {
         /// Offset in bytes.
         offset: u32,

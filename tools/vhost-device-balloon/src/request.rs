@@ -209,7 +209,10 @@ mod tests {
         assert!(read(Protocol::PageBitmap2016, &bytes).is_ok());
         bytes.extend(record(12, 64, &[1]));
         assert_eq!(refused(Protocol::PageBitmap2016, &bytes), Kind::Trailing);
-        assert_eq!(refused(Protocol::PageBitmap2016, &[0; 8]), Kind::HeaderShort);
+        assert_eq!(
+            refused(Protocol::PageBitmap2016, &[0; 8]),
+            Kind::HeaderShort
+        );
     }
 
     #[test]
@@ -233,7 +236,10 @@ mod tests {
             assert_eq!(refused(Protocol::PageBitmap, &bytes), kind, "{at} {value}");
         }
         assert_eq!(refused(Protocol::PageBitmap, &[]), Kind::HeaderShort);
-        assert_eq!(refused(Protocol::PageBitmap, &good[..23]), Kind::HeaderShort);
+        assert_eq!(
+            refused(Protocol::PageBitmap, &good[..23]),
+            Kind::HeaderShort
+        );
         let mut bytes = good.clone();
         bytes.push(0);
         assert_eq!(refused(Protocol::PageBitmap, &bytes), Kind::HeaderShort);
@@ -241,15 +247,25 @@ mod tests {
 
     #[test]
     fn page_frame_numbers() {
-        let bytes: Vec<u8> = [3u32, 2, u32::MAX].iter().flat_map(|p| p.to_le_bytes()).collect();
+        let bytes: Vec<u8> = [3u32, 2, u32::MAX]
+            .iter()
+            .flat_map(|p| p.to_le_bytes())
+            .collect();
         let (records, ranges) = read(Protocol::PfnArray, &bytes).expect("good");
         assert_eq!(records, 0);
         assert_eq!(
             ranges,
-            [(3 << 12, 4 << 12), (2 << 12, 3 << 12), (0xffff_ffff << 12, 1 << 44)]
+            [
+                (3 << 12, 4 << 12),
+                (2 << 12, 3 << 12),
+                (0xffff_ffff << 12, 1 << 44)
+            ]
         );
         assert_eq!(refused(Protocol::PfnArray, &[]), Kind::PfnArrayLength);
-        assert_eq!(refused(Protocol::PfnArray, &bytes[..7]), Kind::PfnArrayLength);
+        assert_eq!(
+            refused(Protocol::PfnArray, &bytes[..7]),
+            Kind::PfnArrayLength
+        );
     }
 
     proptest! {

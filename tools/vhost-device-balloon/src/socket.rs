@@ -5,7 +5,7 @@
 use std::fs;
 use std::io;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
@@ -68,18 +68,17 @@ impl Socket {
             Ok(found) if !found.file_type().is_socket() => {
                 return Err(SocketError::NotASocket(path.to_owned()));
             }
-            Ok(_) => match UnixStream::connect(path) {
-                Err(e) if e.kind() == io::ErrorKind::ConnectionRefused => {
-                    fs::remove_file(path).map_err(failed)?;
-                }
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                Err(e) => return Err(failed(e)),
-                Ok(_) => return Err(SocketError::InUse(path.to_owned())),
+            Ok(_) if in_use(path).map_err(failed)? => {
+                return Err(SocketError::InUse(path.to_owned()));
+            }
+            Ok(_) => match fs::remove_file(path) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(failed(e)),
+                _ => {}
             },
         }
         // With the mask in place there is no moment at which others could connect.
-        let mask = (access == Access::Owner)
-            .then(|| rustix::process::umask(Mode::from_raw_mode(0o177)));
+        let mask =
+            (access == Access::Owner).then(|| rustix::process::umask(Mode::from_raw_mode(0o177)));
         let bound = UnixListener::bind(path);
         if let Some(mask) = mask {
             rustix::process::umask(mask);
@@ -91,6 +90,21 @@ impl Socket {
             path: path.to_owned(),
             identity: (found.dev(), found.ino()),
         })
+    }
+}
+
+/// Whether a socket at a path belongs to a living program. It is not connected to, as a daemon would
+/// take that for its frontend.
+fn in_use(path: &Path) -> io::Result<bool> {
+    const PROTOTYPE: i32 = rustix::io::Errno::PROTOTYPE.raw_os_error();
+    match UnixDatagram::unbound()?.connect(path) {
+        Ok(()) => Ok(true),
+        // There is a socket, but of another type than ours.
+        Err(e) if e.raw_os_error() == Some(PROTOTYPE) => Ok(true),
+        Err(e) => match e.kind() {
+            io::ErrorKind::ConnectionRefused | io::ErrorKind::NotFound => Ok(false),
+            _ => Err(e),
+        },
     }
 }
 

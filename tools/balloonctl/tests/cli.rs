@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! The program as scripts use it, on a daemon without a machine.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use balloon_control::Status;
+use balloon_control::message::{Event, EventKind, MemoryStatus};
+use vhost_device_balloon::args::Args;
+use vhost_device_balloon::control;
+use vhost_device_balloon::fault::Faults;
+use vhost_device_balloon::socket::{Access, Socket};
+use vhost_device_balloon::state::State;
+
+/// The control side of a daemon whose guest has 4 GiB.
+struct Daemon {
+    state: Arc<State>,
+    path: PathBuf,
+    _socket: Socket,
+    _dir: tempfile::TempDir,
+}
+
+impl Daemon {
+    fn start() -> Self {
+        use clap::Parser as _;
+        let args = Args::try_parse_from(["daemon", "--socket-path", "unused"]).expect("options");
+        let settings = args.settings().expect("good options");
+        let state = Arc::new(State::new(settings, Faults::new(vec![])));
+        state.memory(MemoryStatus {
+            bytes: 4 << 30,
+            regions: vec![],
+        });
+        let dir = tempfile::tempdir().expect("a folder");
+        let path = dir.path().join("control");
+        let socket = Socket::listen(&path, Access::Owner).expect("listening");
+        let listener = socket.listener.try_clone().expect("a socket");
+        control::spawn(Arc::clone(&state), listener).expect("serving");
+        Self {
+            state,
+            path,
+            _socket: socket,
+            _dir: dir,
+        }
+    }
+
+    fn command(&self, options: &[&str]) -> Command {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_balloonctl"));
+        command.arg("--control-path").arg(&self.path).args(options);
+        command
+    }
+
+    fn run(&self, options: &[&str]) -> (Option<i32>, String, String) {
+        run(&mut self.command(options))
+    }
+
+    /// The guest says how large the balloon is.
+    fn actual(&self, pages: u32) {
+        self.state
+            .config_write(4, &pages.to_le_bytes())
+            .expect("a field of the driver's");
+    }
+}
+
+fn run(command: &mut Command) -> (Option<i32>, String, String) {
+    let output = command.output().expect("it runs");
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    (
+        output.status.code(),
+        text(&output.stdout),
+        text(&output.stderr),
+    )
+}
+
+#[test]
+fn targets_in_any_notation() {
+    let daemon = Daemon::start();
+    for (size, bytes) in [
+        ("1G", 1u64 << 30),
+        ("512M", 512 << 20),
+        ("1.5GiB", 3 << 29),
+        ("25%", 1 << 30),
+        ("100%", 4 << 30),
+        ("0", 0),
+        ("8192", 8192),
+    ] {
+        let (code, out, err) = daemon.run(&["target", size]);
+        assert_eq!((code, err.as_str()), (Some(0), ""), "{size}");
+        assert!(out.starts_with("target "), "{out}");
+        assert_eq!(daemon.state.view().balloon.target_bytes, bytes, "{size}");
+    }
+}
+
+#[test]
+fn wrong_usage_is_status_2() {
+    let daemon = Daemon::start();
+    for (options, part) in [
+        (&["target", "1GB"][..], "write G or GiB"),
+        (&["target", "fast"], "does not start with a number"),
+        (&["target", "4097"], "the next below is 4096"),
+        (&["target", "101%"], "at most 100%"),
+        (&["target", "5G"], "more than the guest's 4 GiB"),
+        (&["target"], "required"),
+        (&["wait", "--timeout", "10"], "write it like 500ms"),
+        (&["inflate"], "unrecognized subcommand"),
+        (&[], "Usage"),
+    ] {
+        let (code, _, err) = daemon.run(options);
+        assert_eq!(code, Some(2), "{options:?}: {err}");
+        assert!(err.contains(part), "{options:?}: {err}");
+        assert_eq!(daemon.state.view().movement.id, 0, "nothing is set");
+    }
+    let (code, ..) = daemon.run(&["target", "5G", "--force"]);
+    assert_eq!(code, Some(0));
+    let (code, ..) = run(Command::new(env!("CARGO_BIN_EXE_balloonctl")).arg("status"));
+    assert_eq!(code, Some(2), "the socket is not guessed");
+}
+
+#[test]
+fn no_daemon_is_status_3() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = dir.path().join("nobody");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_balloonctl"));
+    let (code, out, err) = run(command.arg("-c").arg(&path).arg("status"));
+    assert_eq!((code, out.as_str()), (Some(3), ""));
+    assert!(
+        err.contains("no daemon listens on") && err.contains("nobody"),
+        "{err}"
+    );
+    let (code, _, err) = run(command.arg("--json"));
+    assert_eq!(code, Some(3));
+    assert!(
+        err.starts_with(r#"{"error":{"code":"other","message":"no daemon"#),
+        "{err}"
+    );
+}
+
+#[test]
+fn waiting_is_status_0_or_4() {
+    let daemon = Daemon::start();
+    let (code, out, _) = daemon.run(&["wait"]);
+    assert_eq!(code, Some(0), "{out}");
+    let begun = Instant::now();
+    let (code, out, _) = daemon.run(&["target", "1M", "--timeout", "100ms"]);
+    assert_eq!(code, Some(4));
+    assert!(begun.elapsed() >= Duration::from_millis(100));
+    assert!(
+        out.starts_with("not reached: balloon is 0 B of 1 MiB after "),
+        "{out}"
+    );
+
+    let waiting = daemon
+        .command(&["wait", "--timeout", "10s"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let waiting = waiting.expect("it runs");
+    thread::sleep(Duration::from_millis(100));
+    daemon.actual(256);
+    let output = waiting.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(0));
+    let out = String::from_utf8_lossy(&output.stdout);
+    assert!(out.starts_with("0 B -> 1 MiB, reached in "), "{out}");
+
+    let (code, out, _) = daemon.run(&["--json", "target", "1M", "--wait"]);
+    assert_eq!(code, Some(0));
+    let answer: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(answer["reached"], true);
+    assert_eq!(answer["actual_bytes"], 1 << 20);
+    assert_eq!(answer["movement"]["id"], 2);
+    assert!(answer["movement"]["counters"]["requests"].is_number());
+}
+
+#[test]
+fn status_for_people_and_programs() {
+    let daemon = Daemon::start();
+    daemon.run(&["target", "1G"]);
+    daemon.actual(256);
+    let (code, out, _) = daemon.run(&["status"]);
+    assert_eq!(code, Some(0));
+    for part in [
+        "balloon   1 MiB, target 1 GiB",
+        "guest     4 GiB",
+        "not connected",
+        "dialect bitmap",
+    ] {
+        assert!(out.contains(part), "{part}: {out}");
+    }
+    let (code, out, _) = daemon.run(&["status", "--json", "--stats"]);
+    assert_eq!(code, Some(0));
+    let status: Status = serde_json::from_str(&out).expect("a status");
+    assert_eq!(status.balloon.actual_pages, 256);
+    assert_eq!(out.lines().count(), 1);
+}
+
+#[test]
+fn watching() {
+    use std::io::{BufRead as _, BufReader};
+    let daemon = Daemon::start();
+    let child = daemon
+        .command(&["watch", "--json"])
+        .stdout(Stdio::piped())
+        .spawn();
+    let mut child = child.expect("it runs");
+    let mut lines = BufReader::new(child.stdout.take().expect("its output")).lines();
+    let mut next = || -> Event {
+        let line = lines.next().expect("a line").expect("text");
+        serde_json::from_str(&line).expect("an event")
+    };
+    assert!(matches!(next().what, EventKind::Frontend(_)));
+    assert!(matches!(next().what, EventKind::Balloon(_)));
+    daemon.actual(1);
+    assert!(matches!(next().what, EventKind::Balloon(b) if b.actual_pages == 1));
+    drop(lines);
+    // Who reads has enough: the next event ends it, quietly.
+    daemon.actual(2);
+    assert_eq!(child.wait().expect("it ends").code(), Some(0));
+}
+
+#[test]
+fn faults_are_refused_with_a_reason() {
+    let daemon = Daemon::start();
+    let (code, _, err) = daemon.run(&["fault", "die"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("started with --fault"), "{err}");
+}
+
+#[test]
+fn help_tells_all() {
+    let (code, out, _) = run(Command::new(env!("CARGO_BIN_EXE_balloonctl")).arg("--help"));
+    assert_eq!(code, Some(0));
+    for part in [
+        "target",
+        "wait",
+        "status",
+        "watch",
+        "--json",
+        "Exit status",
+        "what is taken from",
+    ] {
+        assert!(out.contains(part), "{part}");
+    }
+    assert!(!out.contains("fault"));
+}
