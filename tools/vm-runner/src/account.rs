@@ -38,14 +38,18 @@ impl Account {
         let (meminfo, vmstat, zoneinfo) = (part()?, part()?, part()?);
         let mut account = Self::default();
         for line in meminfo.lines() {
-            let (name, rest) = line.split_once(':').with_context(|| format!("meminfo: {line:?}"))?;
+            let (name, rest) = line
+                .split_once(':')
+                .with_context(|| format!("meminfo: {line:?}"))?;
             let mut words = rest.split_whitespace();
             let number: u64 = words.next().unwrap_or_default().parse()?;
             let unit = if words.next() == Some("kB") { KIB } else { 1 };
             account.meminfo.insert(name.to_owned(), number * unit);
         }
         for line in vmstat.lines() {
-            let (name, number) = line.split_once(' ').with_context(|| format!("vmstat: {line:?}"))?;
+            let (name, number) = line
+                .split_once(' ')
+                .with_context(|| format!("vmstat: {line:?}"))?;
             account.vmstat.insert(name.to_owned(), number.parse()?);
         }
         let mut zone = String::new();

@@ -215,13 +215,17 @@ impl Job<'_> {
     ///
     /// If the guest dies meanwhile, or does not answer within the command's time and some seconds.
     pub fn wait(self) -> Result<Outcome> {
-        self.channel
-            .receive(&self.outcome, self.timeout.saturating_add(GRACE), &self.command)
+        self.channel.receive(
+            &self.outcome,
+            self.timeout.saturating_add(GRACE),
+            &self.command,
+        )
     }
 
-    /// The command's end, if it has come.
-    pub fn ended(&self) -> Option<Outcome> {
-        self.outcome.try_recv().ok()
+    /// Whether the command has ended, or the guest with it.
+    pub fn is_over(&self) -> bool {
+        let waiting = lock(&self.channel.waiting.outcomes);
+        !waiting.contains_key(&self.id) || self.channel.life.death().is_some()
     }
 
     /// Kills the command and its children.
@@ -286,7 +290,9 @@ mod tests {
     #[test]
     fn another_version_is_refused() {
         let (mut guest, channel, _life) = line();
-        guest.write_all(b"{\"is\":\"hello\",\"version\":99}\n").unwrap();
+        guest
+            .write_all(b"{\"is\":\"hello\",\"version\":99}\n")
+            .unwrap();
         let why = channel.await_hello(SECOND).unwrap_err().to_string();
         assert!(why.contains("version 99"), "{why}");
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::klog;
 use crate::ktap;
 use crate::machine;
 use crate::paths::Guest;
@@ -81,9 +82,9 @@ pub fn run(options: &Options) -> Result<bool> {
         "no test has such a name; --list shows them"
     );
 
-    let jobs = options.jobs.unwrap_or_else(|| {
-        std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
-    });
+    let jobs = options
+        .jobs
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
     let queue = Mutex::new(VecDeque::from(runs));
     let tally = Mutex::new(Tally::default());
     std::thread::scope(|scope| {
@@ -124,7 +125,12 @@ pub fn run(options: &Options) -> Result<bool> {
 fn selected(options: &Options) -> Vec<Run> {
     let mut runs: Vec<Run> = scenario::all()
         .filter(|scenario| scenario.suits(options.choice.driver))
-        .flat_map(|scenario| scenario.guests.iter().map(move |&guest| Run { scenario, guest }))
+        .flat_map(|scenario| {
+            scenario
+                .guests
+                .iter()
+                .map(move |&guest| Run { scenario, guest })
+        })
         .filter(|run| options.guests.is_empty() || options.guests.contains(&run.guest))
         .filter(|run| {
             let wanted = |name: String| options.filter.iter().any(|f| name.contains(f.as_str()));
@@ -152,7 +158,10 @@ impl Run {
     }
 
     fn execute(self, options: &Options) -> Vec<Report> {
-        let needed = [self.guest.kernel(), self.guest.driver(options.choice.driver)];
+        let needed = [
+            self.guest.kernel(),
+            self.guest.driver(options.choice.driver),
+        ];
         if let Some(why) = needed.into_iter().find_map(Result::err) {
             return self.reports(|_| End::Skipped(format!("{why:#}")));
         }
@@ -161,12 +170,19 @@ impl Run {
             Err(e) => return self.reports(|_| End::Failed(format!("{e:#}"))),
         };
         let mut reports = Vec::new();
+        let begun = Instant::now();
         // A bug in a test must not take the other tests with it.
-        let outcome = catch_unwind(AssertUnwindSafe(|| self.parts(options, &folder, &mut reports)));
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            self.parts(options, &folder, &mut reports)
+        }));
         let failure = match outcome {
             Ok(Ok(())) => None,
             Ok(Err(e)) => Some(format!("{e:#}")),
             Err(panic) => Some(format!("the test panicked: {}", panic_message(&*panic))),
+        };
+        let failure = match self.scenario.fails_with {
+            Some(words) => self.proven(words, failure, begun.elapsed(), &mut reports),
+            None => failure,
         };
         if let Some(why) = failure {
             let why = format!("{why}\n{}", last_words(&folder));
@@ -181,7 +197,13 @@ impl Run {
     fn parts(self, options: &Options, folder: &Path, reports: &mut Vec<Report>) -> Result<()> {
         let mut begun = Instant::now();
         let scenario = self.scenario;
-        let session = Session::start(self.guest, scenario.setup, options.choice, folder)?;
+        let session =
+            Session::start(self.guest, scenario.setup, options.choice, folder).map_err(|e| {
+                match complaint_in(&folder.join("console.log")) {
+                    Some(complaint) => because(e, anyhow::anyhow!("{complaint}")),
+                    None => e,
+                }
+            })?;
         let finish = |session: &Session| -> Result<()> {
             match scenario.after {
                 After::Clean => {
@@ -195,16 +217,18 @@ impl Run {
         for (i, part) in scenario.parts.iter().enumerate() {
             let result = (part.run)(&session).and_then(|()| {
                 let last = i + 1 == scenario.parts.len();
-                if last { finish(&session) } else { session.console_is_clean() }
+                if last {
+                    finish(&session)
+                } else {
+                    session.console_is_clean()
+                }
             });
             if let Err(e) = result {
-                // What the kernel says weighs more than what the test then missed.
+                // Everything the kernel still has to say is wanted.
                 session.machine().kill();
                 return Err(match session.console_is_clean() {
-                    Err(complaint) if !format!("{e:#}").contains("the kernel complains") => {
-                        e.context(complaint)
-                    }
-                    _ => e,
+                    Err(complaint) => because(e, complaint),
+                    Ok(()) => e,
                 });
             }
             reports.push(Report {
@@ -219,6 +243,35 @@ impl Run {
             }
         }
         Ok(())
+    }
+
+    /// Turns the outcome of a test that must fail with `words` around.
+    fn proven(
+        self,
+        words: &str,
+        failure: Option<String>,
+        took: Duration,
+        reports: &mut Vec<Report>,
+    ) -> Option<String> {
+        let passed = |report: &Report| matches!(report.end, End::Passed);
+        match failure {
+            Some(why) if why.contains(words) => {
+                reports.push(Report {
+                    name: self.test(""),
+                    took,
+                    end: End::Passed,
+                    notes: Vec::new(),
+                });
+                None
+            }
+            Some(why) => Some(format!(
+                "it was to fail with {words:?}, and failed otherwise: {why}"
+            )),
+            None => {
+                reports.retain(|report| !passed(report));
+                Some(format!("it was to fail with {words:?}, and did not fail"))
+            }
+        }
     }
 
     /// Adds a failed report for the part that failed, and one for each that was not reached.
@@ -247,6 +300,24 @@ impl Run {
         };
         self.scenario.parts.iter().map(report).collect()
     }
+}
+
+/// Puts a complaint of the kernel before what the test missed: it weighs more.
+fn because(error: anyhow::Error, complaint: anyhow::Error) -> anyhow::Error {
+    if format!("{error:#}").contains(&complaint.to_string()) {
+        return error;
+    }
+    error.context(complaint)
+}
+
+/// The first complaint in a console's log.
+fn complaint_in(path: &Path) -> Option<klog::Complaint> {
+    let text = String::from_utf8_lossy(&fs::read(path).ok()?).into_owned();
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| line.trim_end().to_owned())
+        .collect();
+    klog::complaint(&lines, &[])
 }
 
 /// A test case that ran in the kernel.
@@ -280,10 +351,19 @@ impl Report {
             End::Passed => {
                 let notes = self.notes.join(", ");
                 let took = self.took.as_secs_f64();
-                writeln!(out, "{}", format!("ok   {:<44} {took:5.1} s  {notes}", self.name).trim_end())
+                writeln!(
+                    out,
+                    "{}",
+                    format!("ok   {:<44} {took:5.1} s  {notes}", self.name).trim_end()
+                )
             }
             End::Failed(why) => {
-                writeln!(out, "FAIL {}\n     {}", self.name, why.replace('\n', "\n     "))
+                writeln!(
+                    out,
+                    "FAIL {}\n     {}",
+                    self.name,
+                    why.replace('\n', "\n     ")
+                )
             }
             // Listed in the end, with the reason.
             End::Skipped(_) => Ok(()),

@@ -163,7 +163,10 @@ mod tests {
         let log = dir.path().join("log");
         let mut console = Console::follow(&text[..], &log, life.clone()).unwrap();
         console.drain();
-        assert_eq!(life.lines(), ["one", "Kernel panic - not syncing: x", "last"]);
+        assert_eq!(
+            life.lines(),
+            ["one", "Kernel panic - not syncing: x", "last"]
+        );
         assert_eq!(life.tail(1), ["last"]);
         assert_eq!(
             life.death().as_deref(),

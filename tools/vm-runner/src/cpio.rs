@@ -77,8 +77,12 @@ impl Archive {
     }
 
     fn entry(&mut self, path: &str, mode: u32, data: &[u8], device: (u32, u32)) -> Result<()> {
-        let clean = !path.is_empty() && path.split('/').all(|part| !matches!(part, "" | "." | ".."));
-        ensure!(clean && !path.contains('\0'), "{path:?} is no clean relative path");
+        let clean =
+            !path.is_empty() && path.split('/').all(|part| !matches!(part, "" | "." | ".."));
+        ensure!(
+            clean && !path.contains('\0'),
+            "{path:?} is no clean relative path"
+        );
         ensure!(self.names.insert(path.to_owned()), "{path} is there twice");
         ensure!(u32::try_from(data.len()).is_ok(), "{path} is too large");
         self.write(path, mode, data, device);
@@ -104,7 +108,8 @@ impl Archive {
         ];
         self.bytes.extend_from_slice(b"070701");
         for field in fields {
-            self.bytes.extend_from_slice(format!("{field:08x}").as_bytes());
+            self.bytes
+                .extend_from_slice(format!("{field:08x}").as_bytes());
         }
         self.bytes.extend_from_slice(name.as_bytes());
         self.bytes.push(0);
@@ -129,12 +134,35 @@ mod tests {
         archive.file("a", 0o644, b"hi").unwrap();
         let want = concat!(
             "070701",
-            "00000001", "000081a4", "00000000", "00000000", "00000001", "00000000", "00000002",
-            "00000000", "00000000", "00000000", "00000000", "00000002", "00000000",
-            "a\0", "hi\0\0",
+            "00000001",
+            "000081a4",
+            "00000000",
+            "00000000",
+            "00000001",
+            "00000000",
+            "00000002",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000002",
+            "00000000",
+            "a\0",
+            "hi\0\0",
             "070701",
-            "00000001", "00000000", "00000000", "00000000", "00000001", "00000000", "00000000",
-            "00000000", "00000000", "00000000", "00000000", "0000000b", "00000000",
+            "00000001",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000001",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000000",
+            "00000000",
+            "0000000b",
+            "00000000",
             "TRAILER!!!\0\0\0\0",
         );
         assert_eq!(String::from_utf8(archive.finish()).unwrap(), want);

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use balloon_control::message::SizeField;
+use balloon_control::message::{GuestStats, SizeField};
 use balloon_control::{Client, Status};
 
 use crate::paths;
@@ -94,7 +94,9 @@ impl Host {
                 Ok(())
             }
             Self::Qemu { qmp, memory } => {
-                let keep = memory.checked_sub(bytes).context("QEMU takes no target above memory")?;
+                let keep = memory
+                    .checked_sub(bytes)
+                    .context("QEMU takes no target above memory")?;
                 lock(qmp).balloon(keep)
             }
             Self::None => bail!("the guest has no balloon"),
@@ -111,7 +113,9 @@ impl Host {
             Self::Daemon(daemon) => Ok(daemon.status()?.balloon.actual_bytes),
             Self::Qemu { qmp, memory } => {
                 let has = lock(qmp).query_balloon()?;
-                memory.checked_sub(has).context("the guest has more memory than it was given")
+                memory
+                    .checked_sub(has)
+                    .context("the guest has more memory than it was given")
             }
             Self::None => bail!("the guest has no balloon"),
         }
@@ -165,10 +169,15 @@ impl Daemon {
         };
         let up = poll(DAEMON, || {
             if let Some(status) = this.process.ended() {
-                return Some(Err(anyhow::anyhow!("the daemon ended with {status}: {}", this.log_tail())));
+                return Some(Err(anyhow::anyhow!(
+                    "the daemon ended with {status}: {}",
+                    this.log_tail()
+                )));
             }
             let both = this.control.exists() && folder.join(SOCKET).exists();
-            let client = both.then(|| Client::connect(&this.control).ok()).flatten()?;
+            let client = both
+                .then(|| Client::connect(&this.control).ok())
+                .flatten()?;
             *lock(&this.client) = Some(client);
             Some(Ok(()))
         });
@@ -195,6 +204,18 @@ impl Daemon {
         Ok(self.client()?.status(false)?)
     }
 
+    /// What the guest reports when asked now.
+    ///
+    /// # Errors
+    ///
+    /// If the daemon is gone or the guest reports nothing.
+    pub fn stats(&self) -> Result<GuestStats> {
+        let status = self.client()?.status(true)?;
+        status
+            .guest_stats
+            .context("the guest reports no statistics")
+    }
+
     /// Plays these faults from now on, and none of those before.
     ///
     /// # Errors
@@ -218,9 +239,17 @@ impl Daemon {
         lock(&self.client).take();
         let status = self.process.terminate(DAEMON);
         let status = status.context("the daemon does not end when asked to")?;
-        ensure!(status.success(), "the daemon ended with {status}: {}", self.log_tail());
+        ensure!(
+            status.success(),
+            "the daemon ended with {status}: {}",
+            self.log_tail()
+        );
         let log = std::fs::read_to_string(&self.log)?;
-        ensure!(!log.contains("panicked at"), "the daemon panicked: {}", self.log_tail());
+        ensure!(
+            !log.contains("panicked at"),
+            "the daemon panicked: {}",
+            self.log_tail()
+        );
         Ok(())
     }
 

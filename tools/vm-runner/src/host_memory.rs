@@ -7,6 +7,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
+use rustix::fs::{FallocateFlags, fallocate};
 
 /// Bytes of a block as `st_blocks` counts them.
 const BLOCK: u64 = 512;
@@ -36,8 +37,20 @@ impl MemoryFile {
                 found = found.max(Some((file.len(), path)));
             }
         }
-        let (_, path) = found.with_context(|| format!("process {pid} has no file of {bytes} bytes"))?;
+        let (_, path) =
+            found.with_context(|| format!("process {pid} has no file of {bytes} bytes"))?;
         Ok(Self(path))
+    }
+
+    /// Has the host allocate all of it; what is in it stays.
+    ///
+    /// # Errors
+    ///
+    /// If the machine is gone or the host has no memory for it.
+    pub fn populate(&self) -> Result<()> {
+        let file = fs::File::options().write(true).open(&self.0)?;
+        let bytes = file.metadata()?.len();
+        fallocate(&file, FallocateFlags::KEEP_SIZE, 0, bytes).context("allocate the guest's memory")
     }
 
     /// Bytes that are allocated now.
@@ -54,7 +67,7 @@ impl MemoryFile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::{Seek, SeekFrom, Write};
+    use std::io::{Read, Seek, SeekFrom, Write};
 
     #[test]
     fn allocated_blocks_of_a_nameless_file() {
@@ -66,5 +79,13 @@ mod tests {
         let memory = MemoryFile::of(pid, 1 << 30).unwrap();
         assert_eq!(memory.allocated().unwrap(), 8192);
         assert!(MemoryFile::of(pid, 1 << 50).is_err());
+
+        file.set_len(1 << 21).unwrap();
+        memory.populate().unwrap();
+        assert_eq!(memory.allocated().unwrap(), 1 << 21);
+        file.seek(SeekFrom::Start(1 << 20)).unwrap();
+        let mut byte = [0];
+        file.read_exact(&mut byte).unwrap();
+        assert_eq!(byte, [1]);
     }
 }

@@ -73,7 +73,11 @@ fn build(guest: Guest) -> Result<Vec<u8>> {
     archive.file("etc/profile", 0o644, PROFILE.as_bytes())?;
     archive.file("etc/motd", 0o644, b"")?;
     archive.file("bin/busybox", 0o755, &read(&busybox()?)?)?;
-    archive.file("bin/vbrs-guest", 0o755, &read(&paths::sibling("vbrs-guest")?)?)?;
+    archive.file(
+        "bin/vbrs-guest",
+        0o755,
+        &read(&paths::sibling("vbrs-guest")?)?,
+    )?;
     for library in libraries()? {
         let path = library.to_string_lossy();
         archive.file(path.trim_start_matches('/'), 0o755, &read(&library)?)?;
@@ -143,7 +147,12 @@ fn read_module(path: &Path) -> Result<Vec<u8>> {
         .arg(path)
         .output()
         .with_context(|| format!("run {tool}"))?;
-    ensure!(out.status.success(), "{tool} -dc {}: {}", path.display(), out.status);
+    ensure!(
+        out.status.success(),
+        "{tool} -dc {}: {}",
+        path.display(),
+        out.status
+    );
     Ok(out.stdout)
 }
 
@@ -166,7 +175,10 @@ fn needed(folder: &Path, wanted: &[&str]) -> Result<Vec<PathBuf>> {
         .lines()
         .filter_map(|line| line.split_once(':'))
         .map(|(file, needs)| {
-            (module_name(Path::new(file)), (file, needs.split_whitespace().collect()))
+            (
+                module_name(Path::new(file)),
+                (file, needs.split_whitespace().collect()),
+            )
         })
         .collect();
     let mut order: Vec<PathBuf> = Vec::new();
@@ -222,7 +234,11 @@ mod tests {
     #[test]
     fn own_libraries_are_found() {
         let libraries = libraries().unwrap();
-        assert!(libraries.iter().any(|l| l.to_string_lossy().contains("libc.so")));
+        assert!(
+            libraries
+                .iter()
+                .any(|l| l.to_string_lossy().contains("libc.so"))
+        );
         assert!(libraries.iter().all(|l| l.is_file()));
     }
 }

@@ -50,8 +50,11 @@ const COMPLAINTS: [&str; 39] = [
 /// Words that are no complaint although they contain one.
 const HARMLESS: [&str; 2] = ["kfence: initialized", "LSM: "];
 
+/// The last line of a report that the kernel begins with "cut here".
+const END_OF_REPORT: &str = "---[ end trace";
+
 /// Bits of `/proc/sys/kernel/tainted` that are allowed: O (out of tree) and E (unsigned).
-pub const TAINT_ALLOWED: u64 = 1 << 12 | 1 << 13;
+pub const TAINT_ALLOWED: u64 = (1 << 12) | (1 << 13);
 
 /// A line of the log that ought not to be there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -72,35 +75,48 @@ impl fmt::Display for Complaint {
     }
 }
 
-/// The first complaint in `lines`, leaving out lines that contain one of `expected`.
+/// The first complaint in `lines`, leaving out lines that contain one of `expected`, and where such
+/// a line begins a report, all of the report.
 pub fn complaint(lines: &[String], expected: &[String]) -> Option<Complaint> {
     /// How much is shown before and after it.
     const BEFORE: usize = 2;
     const AFTER: usize = 25;
 
-    let bad = |line: &String| {
-        let has = |words: &[&str]| words.iter().any(|word| line.contains(word));
-        has(&COMPLAINTS) && !has(&HARMLESS) && !expected.iter().any(|words| line.contains(words))
+    let has = |line: &str, words: &[&str]| words.iter().any(|word| line.contains(word));
+    let mut in_expected_report = false;
+    let mut bad = |line: &String| {
+        if in_expected_report {
+            in_expected_report = !line.contains(END_OF_REPORT);
+            return false;
+        }
+        if !has(line, &COMPLAINTS) || has(line, &HARMLESS) {
+            return false;
+        }
+        let is_expected = expected.iter().any(|words| line.contains(words));
+        in_expected_report = is_expected && line.contains("WARNING:");
+        !is_expected
     };
-    let at = lines.iter().position(bad)?;
-    let around = lines[at.saturating_sub(BEFORE)..].iter().take(BEFORE + AFTER);
+    let at = lines.iter().position(&mut bad)?;
+    let around = lines[at.saturating_sub(BEFORE)..]
+        .iter()
+        .take(BEFORE + AFTER);
     Some(Complaint {
         line: lines[at].clone(),
         around: around.cloned().collect(),
     })
 }
 
-/// The letters of the taint bits beyond those allowed.
-pub fn bad_taint(bits: u64) -> Option<String> {
+/// The letters of the taint bits beyond those that are always allowed and those `expected`.
+pub fn bad_taint(bits: u64, expected: u64) -> Option<String> {
     const LETTERS: &[u8] = b"PFSRMBUDAWCIOELKXTNJ";
 
-    let bad = bits & !TAINT_ALLOWED;
+    let bad = bits & !(TAINT_ALLOWED | expected);
     let letter = |bit: u32| {
         let letter = usize::try_from(bit).ok().and_then(|bit| LETTERS.get(bit));
         letter.map_or_else(|| format!("bit {bit}"), |&l| char::from(l).to_string())
     };
     let letters: Vec<String> = (0..u64::BITS)
-        .filter(|bit| bad >> bit & 1 == 1)
+        .filter(|bit| (bad >> bit) & 1 == 1)
         .map(letter)
         .collect();
     (bad != 0).then(|| letters.join(", "))
@@ -138,6 +154,16 @@ mod tests {
     }
 
     #[test]
+    fn an_expected_report_is_skipped_to_its_end() {
+        let report = "WARNING: a.c:1 at f\nCall Trace:\n---[ end trace 0 ]---\n";
+        let expected = ["a.c:1".to_owned()];
+        assert_eq!(complaint(&lines(report), &expected), None);
+        assert!(complaint(&lines(report), &[]).is_some());
+        let twice = format!("{report}Call Trace:\n");
+        assert!(complaint(&lines(&twice), &expected).is_some());
+    }
+
+    #[test]
     fn leaves_ordinary_lines_alone() {
         let log = lines(
             "kfence: initialized - using 2097152 bytes for 255 objects\n\
@@ -151,9 +177,16 @@ mod tests {
 
     #[test]
     fn taints_have_letters() {
-        assert_eq!(bad_taint(0), None);
-        assert_eq!(bad_taint(1 << 12 | 1 << 13), None);
-        assert_eq!(bad_taint(1 << 12 | 1 << 9).as_deref(), Some("W"));
-        assert_eq!(bad_taint(1 << 5 | 1 << 40).as_deref(), Some("B, bit 40"));
+        assert_eq!(bad_taint(0, 0), None);
+        assert_eq!(bad_taint((1 << 12) | (1 << 13), 0), None);
+        assert_eq!(bad_taint((1 << 12) | (1 << 9), 0).as_deref(), Some("W"));
+        assert_eq!(
+            bad_taint((1 << 5) | (1 << 40), 0).as_deref(),
+            Some("B, bit 40")
+        );
+        assert_eq!(
+            bad_taint((1 << 5) | (1 << 40), 1 << 5).as_deref(),
+            Some("bit 40")
+        );
     }
 }

@@ -24,6 +24,7 @@ pub mod machine;
 pub mod paths;
 pub mod process;
 pub mod qmp;
+pub mod random;
 pub mod results;
 pub mod scenario;
 pub mod session;

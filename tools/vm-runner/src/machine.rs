@@ -38,8 +38,10 @@ pub struct Plan {
     pub command_line: String,
     /// Where the balloon comes from.
     pub balloon: Balloon,
-    /// Has all guest memory allocated on the host from the start (QEMU only).
+    /// Has QEMU allocate all of the guest's memory before it starts.
     pub populated: bool,
+    /// Bytes of a disk, empty and sparse (User Mode Linux only); 0 for none.
+    pub disk: u64,
     /// How QEMU runs the guest.
     pub accelerator: qemu::Accelerator,
 }
@@ -103,7 +105,8 @@ impl Machine {
             qemu::start(plan, folder)?
         };
         let life = Arc::new(Life::default());
-        let console = Console::follow(ends.console, &folder.join("console.log"), Arc::clone(&life))?;
+        let console =
+            Console::follow(ends.console, &folder.join("console.log"), Arc::clone(&life))?;
         let process = Arc::new(ends.process);
         watch(Arc::clone(&process), Arc::clone(&life))?;
         let channel = Channel::open(ends.read, ends.write, Arc::clone(&life))?;
@@ -122,11 +125,20 @@ impl Machine {
     }
 
     fn await_agent(&self) -> Result<()> {
-        self.channel.await_hello(boot_time(self.guest)).with_context(|| {
-            let tail = self.life.tail(15).join("\n  ");
-            format!("the {} guest does not come up; its last words:\n  {tail}", self.guest)
-        })?;
-        tracing::debug!("{} guest is up after {:.1?}", self.guest, self.started.elapsed());
+        self.channel
+            .await_hello(boot_time(self.guest))
+            .with_context(|| {
+                let tail = self.life.tail(15).join("\n  ");
+                format!(
+                    "the {} guest does not come up; its last words:\n  {tail}",
+                    self.guest
+                )
+            })?;
+        tracing::debug!(
+            "{} guest is up after {:.1?}",
+            self.guest,
+            self.started.elapsed()
+        );
         Ok(())
     }
 
@@ -235,15 +247,17 @@ impl Drop for Machine {
 
 /// Says that the guest is dead once its process has ended.
 fn watch(process: Arc<Process>, life: Arc<Life>) -> Result<()> {
-    std::thread::Builder::new().name("watch".into()).spawn(move || {
-        let status = loop {
-            if let Some(status) = process.ended() {
-                break status;
-            }
-            std::thread::sleep(process::POLL * 4);
-        };
-        life.died(|| format!("its process ended with {status}"));
-    })?;
+    std::thread::Builder::new()
+        .name("watch".into())
+        .spawn(move || {
+            let status = loop {
+                if let Some(status) = process.ended() {
+                    break status;
+                }
+                std::thread::sleep(process::POLL * 4);
+            };
+            life.died(|| format!("its process ended with {status}"));
+        })?;
     Ok(())
 }
 
@@ -294,6 +308,9 @@ pub fn run_folder(name: &str) -> Result<PathBuf> {
 
 /// MiB for a command line; memory is configured in whole ones.
 fn mebibytes(bytes: u64) -> Result<u64> {
-    ensure!(bytes % MIB == 0 && bytes > 0, "{bytes} bytes of memory are not whole MiB");
+    ensure!(
+        bytes % MIB == 0 && bytes > 0,
+        "{bytes} bytes of memory are not whole MiB"
+    );
     Ok(bytes / MIB)
 }

@@ -90,7 +90,11 @@ impl Guest {
                 if let Some(path) = std::env::var_os(format!("VBRS_MODULE_{}", self.suffix())) {
                     return there(path.into());
                 }
-                there(build_folder().join(self.to_string()).join("virtio-balloon-rs.ko"))
+                there(
+                    build_folder()
+                        .join(self.to_string())
+                        .join("virtio-balloon-rs.ko"),
+                )
             }
         }
     }
@@ -113,7 +117,8 @@ impl Driver {
 
 /// The project's build folder: `VBRS_BUILD`, or `build` here.
 pub fn build_folder() -> PathBuf {
-    let folder = std::env::var_os("VBRS_BUILD").map_or_else(|| PathBuf::from("build"), PathBuf::from);
+    let folder =
+        std::env::var_os("VBRS_BUILD").map_or_else(|| PathBuf::from("build"), PathBuf::from);
     std::path::absolute(&folder).unwrap_or(folder)
 }
 
@@ -152,7 +157,10 @@ pub fn program(name: &str) -> Result<PathBuf> {
 /// If there is none.
 pub fn memory_folder() -> Result<PathBuf> {
     let own = std::env::var_os("VBRS_SHM").map(PathBuf::from);
-    for folder in own.into_iter().chain([PathBuf::from("/dev/shm"), std::env::temp_dir()]) {
+    for folder in own
+        .into_iter()
+        .chain([PathBuf::from("/dev/shm"), std::env::temp_dir()])
+    {
         let Ok(vfs) = rustix::fs::statvfs(&folder) else {
             continue;
         };

@@ -130,7 +130,10 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("pid");
         let mut command = bound("sh");
-        command.args(["-c", &format!("sleep 100 & echo $! > {}; wait", file.display())]);
+        command.args([
+            "-c",
+            &format!("sleep 100 & echo $! > {}; wait", file.display()),
+        ]);
         let process = Process::start("sh", command).unwrap();
         let pid: i32 = poll(Duration::from_secs(10), || {
             std::fs::read_to_string(&file).ok()?.trim().parse().ok()

@@ -31,7 +31,8 @@ impl Qmp {
     ///
     /// If nobody listens there or it is not QEMU.
     pub fn connect(path: &Path) -> Result<Self> {
-        let stream = UnixStream::connect(path).with_context(|| format!("QMP at {}", path.display()))?;
+        let stream =
+            UnixStream::connect(path).with_context(|| format!("QMP at {}", path.display()))?;
         Self::over(stream)
     }
 
@@ -60,9 +61,13 @@ impl Qmp {
         self.next += 1;
         let mut line = json!({ "execute": command, "arguments": arguments, "id": id }).to_string();
         line.push('\n');
-        self.write.write_all(line.as_bytes()).context("write to QMP")?;
+        self.write
+            .write_all(line.as_bytes())
+            .context("write to QMP")?;
         loop {
-            let mut answer = self.line().with_context(|| format!("the answer to {command}"))?;
+            let mut answer = self
+                .line()
+                .with_context(|| format!("the answer to {command}"))?;
             if answer.get("event").is_some() {
                 self.events.push(answer);
                 continue;
@@ -161,7 +166,12 @@ mod tests {
         assert_eq!(qmp.events().len(), 1);
         let why = qmp.balloon(1).unwrap_err().to_string();
         assert_eq!(why, "balloon: No balloon device");
-        assert!(qmp.balloon(1).unwrap_err().to_string().contains("something else"));
+        assert!(
+            qmp.balloon(1)
+                .unwrap_err()
+                .to_string()
+                .contains("something else")
+        );
     }
 
     #[test]

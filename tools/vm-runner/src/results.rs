@@ -44,15 +44,20 @@ impl Tally {
     }
 }
 
-/// Runs a step, shows what it says, and writes its result to `folder`. Whether the step passed is in
+/// Runs a step, copies what it says to `out`, and writes its result to `folder`. Whether the step passed is in
 /// the file, not in the outcome of this.
 ///
 /// # Errors
 ///
 /// If the result cannot be written.
-pub fn record(folder: &Path, name: &str, command: &[OsString]) -> Result<Tally> {
+pub fn record(
+    folder: &Path,
+    name: &str,
+    command: &[OsString],
+    out: &mut impl Write,
+) -> Result<Tally> {
     std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let tally = run(name, command).unwrap_or_else(|e| {
+    let tally = run(name, command, out).unwrap_or_else(|e| {
         eprintln!("{name}: {e:#}");
         Tally {
             failed: 1,
@@ -60,14 +65,14 @@ pub fn record(folder: &Path, name: &str, command: &[OsString]) -> Result<Tally> 
         }
     });
     let word = if tally.failed > 0 { "FAIL" } else { "ok  " };
-    println!("{word} {name}: {}", tally.line());
+    writeln!(out, "{word} {name}: {}", tally.line())?;
     let path = folder.join(format!("{name}.json"));
     std::fs::write(&path, serde_json::to_vec_pretty(&tally)?)
         .with_context(|| format!("write {}", path.display()))?;
     Ok(tally)
 }
 
-fn run(name: &str, command: &[OsString]) -> Result<Tally> {
+fn run(name: &str, command: &[OsString], out: &mut impl Write) -> Result<Tally> {
     let (program, arguments) = command.split_first().context("no command was given")?;
     let mut child = Command::new(program)
         .args(arguments)
@@ -75,7 +80,7 @@ fn run(name: &str, command: &[OsString]) -> Result<Tally> {
         .spawn()
         .with_context(|| format!("start {}", program.to_string_lossy()))?;
     let output = child.stdout.take().context("no standard output")?;
-    let (mut tally, last) = count(output, &mut std::io::stdout())?;
+    let (mut tally, last) = count(output, out)?;
     let status = child.wait()?;
     if status.code() == Some(SKIPPED) {
         tally = Tally {
@@ -99,7 +104,10 @@ fn count(output: impl Read, copy: &mut impl Write) -> Result<(Tally, String)> {
         let line = String::from_utf8_lossy(&line?).into_owned();
         writeln!(copy, "{line}")?;
         let text = line.trim();
-        if let Some(name) = text.strip_prefix("test ").and_then(|t| t.split_once(" ... ignored")) {
+        if let Some(name) = text
+            .strip_prefix("test ")
+            .and_then(|t| t.split_once(" ... ignored"))
+        {
             let why = name.1.trim_start_matches(',').trim();
             let why = if why.is_empty() { "ignored" } else { why };
             tally.skipped.push((name.0.to_owned(), why.to_owned()));
@@ -129,12 +137,14 @@ fn count(output: impl Read, copy: &mut impl Write) -> Result<(Tally, String)> {
 pub fn collect(folder: &Path) -> Result<Tally> {
     let mut sum = Tally::default();
     let mut files = 0;
-    let entries = std::fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))?;
+    let entries =
+        std::fs::read_dir(folder).with_context(|| format!("read {}", folder.display()))?;
     for entry in entries {
         let path = entry?.path();
         if path.extension().is_some_and(|e| e == "json") {
             let bytes = std::fs::read(&path)?;
-            let tally = serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?;
+            let tally =
+                serde_json::from_slice(&bytes).with_context(|| path.display().to_string())?;
             sum.add(tally);
             files += 1;
         }
@@ -148,7 +158,12 @@ mod tests {
     use super::*;
 
     fn sh(script: &str) -> Tally {
-        run("step", &["sh".into(), "-c".into(), script.into()]).unwrap()
+        run(
+            "step",
+            &["sh".into(), "-c".into(), script.into()],
+            &mut std::io::sink(),
+        )
+        .unwrap()
     }
 
     #[test]
@@ -167,7 +182,10 @@ mod tests {
         assert_eq!(sh("true").line(), "1 passed, 0 failed, 0 skipped");
         assert_eq!(sh("false").line(), "0 passed, 1 failed, 0 skipped");
         let skipped = sh("echo no Miri here; exit 77");
-        assert_eq!(skipped.skipped, [("step".to_owned(), "no Miri here".to_owned())]);
+        assert_eq!(
+            skipped.skipped,
+            [("step".to_owned(), "no Miri here".to_owned())]
+        );
     }
 
     #[test]
@@ -175,7 +193,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         assert!(collect(dir.path()).is_err());
         let step = |name: &str, script: &str| {
-            record(dir.path(), name, &["sh".into(), "-c".into(), script.into()]).unwrap()
+            let command = ["sh".into(), "-c".into(), script.into()];
+            record(dir.path(), name, &command, &mut std::io::sink()).unwrap()
         };
         step("one", "true");
         step("two", "exit 1");

@@ -2,8 +2,17 @@
 
 //! The tests: what each needs, what it does, and the list of them all.
 
+mod accounting;
+mod debug;
+mod dialect;
+mod hostile;
 mod inflate;
+mod knobs;
+mod kunit;
+mod lifecycle;
 mod machine;
+mod pressure;
+mod proof;
 mod qemu;
 
 use anyhow::Result;
@@ -28,6 +37,8 @@ pub struct Scenario {
     pub after: After,
     /// Whether it makes sense with the C driver as well.
     pub any_driver: bool,
+    /// What its failure must say, if it is a test of the checks that is to fail.
+    pub fails_with: Option<&'static str>,
     /// About how long it takes, if that is long: such tests are begun first.
     pub seconds: u64,
 }
@@ -63,6 +74,7 @@ impl Scenario {
         parts: &[],
         after: After::Clean,
         any_driver: false,
+        fails_with: None,
         seconds: 0,
     };
 
@@ -79,5 +91,45 @@ const fn only(run: fn(&Session) -> Result<()>) -> Part {
 
 /// All tests, in the order in which they are listed.
 pub fn all() -> impl Iterator<Item = &'static Scenario> {
-    [machine::SCENARIOS, inflate::SCENARIOS, qemu::SCENARIOS].into_iter().flatten()
+    [
+        machine::SCENARIOS,
+        proof::SCENARIOS,
+        inflate::SCENARIOS,
+        dialect::SCENARIOS,
+        accounting::SCENARIOS,
+        knobs::SCENARIOS,
+        lifecycle::SCENARIOS,
+        pressure::SCENARIOS,
+        hostile::SCENARIOS,
+        kunit::SCENARIOS,
+        debug::SCENARIOS,
+        qemu::SCENARIOS,
+    ]
+    .into_iter()
+    .flatten()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn names_are_unique_and_parts_are_named() {
+        let mut names = BTreeSet::new();
+        for scenario in all() {
+            assert!(!scenario.name.is_empty() && !scenario.about.is_empty());
+            assert!(!scenario.parts.is_empty(), "{}", scenario.name);
+            assert!(scenario.fails_with.is_none() || scenario.parts.len() == 1);
+            let single = scenario.parts.len() == 1;
+            for part in scenario.parts {
+                assert!(single || !part.name.is_empty(), "{}", scenario.name);
+                for guest in scenario.guests {
+                    let name = format!("{guest}/{}/{}", scenario.name, part.name);
+                    assert!(names.insert(name.clone()), "{name} is there twice");
+                }
+            }
+        }
+        assert!(names.len() >= 30, "{} tests", names.len());
+    }
 }

@@ -8,6 +8,7 @@
 
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -32,6 +33,9 @@ const QUEUES: u32 = 8;
 const SENTINEL: &str = "/mem/sentinel";
 const SENTINEL_SEED: u64 = 20_161_116;
 
+/// The feature bit by which the balloon's pages stay part of `MemTotal`.
+const DEFLATE_ON_OOM: usize = 2;
+
 /// How far free memory may be from where it was: the guest's kernel and its caches take some and
 /// give some back all the time.
 const SLACK: u64 = 6 * MIB;
@@ -47,10 +51,11 @@ pub struct Setup {
     pub device: Device,
     /// The driver's module parameters, if it is to be loaded before the test begins.
     pub load: Option<&'static str>,
-    /// Has the guest use all of its memory once, so that the host has allocated it.
-    pub touch: bool,
-    /// Has QEMU allocate all memory from the start; what `touch` does, faster where code is emulated.
+    /// Has the host allocate all of the guest's memory, as if the guest had used it all once, so that
+    /// it can be seen what comes back.
     pub populated: bool,
+    /// Bytes of a disk that the guest gets (User Mode Linux only); 0 for none.
+    pub disk: u64,
     /// Bytes of a file in the guest whose contents must survive.
     pub sentinel: u64,
     /// More for the kernel's command line.
@@ -74,14 +79,15 @@ pub enum Device {
 }
 
 impl Setup {
-    /// The usual: a small guest whose memory was all used once, our driver, our daemon, page bitmaps.
+    /// The usual: a small guest whose memory the host has allocated, our driver, our daemon, page
+    /// bitmaps.
     pub const USUAL: Self = Self {
-        memory: 512 * MIB,
+        memory: 256 * MIB,
         cpus: 2,
         device: Device::speaking(Dialect::Bitmap),
         load: Some(""),
-        touch: true,
-        populated: false,
+        populated: true,
+        disk: 0,
         sentinel: 16 * MIB,
         command_line: "",
     };
@@ -121,6 +127,8 @@ pub struct Session {
     expected: Mutex<Vec<String>>,
     notes: Mutex<Vec<String>>,
     unit_tests: Mutex<Vec<ktap::Case>>,
+    buffers: AtomicU64,
+    expected_taint: AtomicU64,
 }
 
 impl Session {
@@ -156,6 +164,7 @@ impl Session {
                 command_line: setup.command_line.to_owned(),
                 balloon,
                 populated: setup.populated,
+                disk: setup.disk,
                 accelerator: choice.accelerator,
             },
             folder,
@@ -181,12 +190,17 @@ impl Session {
             expected: Mutex::default(),
             notes: Mutex::default(),
             unit_tests: Mutex::default(),
+            buffers: AtomicU64::new(0),
+            expected_taint: AtomicU64::new(0),
         };
         if setup.sentinel > 0 {
-            this.sh(&format!("vbrs-guest fill {SENTINEL} {} {SENTINEL_SEED}", setup.sentinel))?;
+            this.sh(&format!(
+                "vbrs-guest fill {SENTINEL} {} {SENTINEL_SEED}",
+                setup.sentinel
+            ))?;
         }
-        if setup.touch {
-            this.use_all()?;
+        if setup.populated && guest.is_uml() {
+            this.memory_file.populate()?;
         }
         this.before = this.account()?;
         this.allocated = this.memory_file.allocated()?;
@@ -244,6 +258,11 @@ impl Session {
     /// Declares that lines of the kernel's log that contain `words` are no fault in this test.
     pub fn expect_in_log(&self, words: &str) {
         lock(&self.expected).push(words.to_owned());
+    }
+
+    /// Declares that this taint bit is no fault in this test.
+    pub fn expect_taint(&self, bit: u32) {
+        self.expected_taint.fetch_or(1 << bit, Ordering::Relaxed);
     }
 
     // ---- the guest ----
@@ -309,9 +328,15 @@ impl Session {
              ls -lR /sys/devices >/dev/null; echo fine";
         ensure!(self.sh(many)? == "fine");
         let took = begun.elapsed();
-        ensure!(took < Duration::from_secs(20), "50 processes take {took:.1?}");
+        ensure!(
+            took < Duration::from_secs(20),
+            "50 processes take {took:.1?}"
+        );
         let kills = self.account_as_is()?.vmstat("oom_kill")?;
-        ensure!(kills == 0, "{kills} processes were killed for lack of memory");
+        ensure!(
+            kills == 0,
+            "{kills} processes were killed for lack of memory"
+        );
         Ok(())
     }
 
@@ -334,7 +359,8 @@ impl Session {
     ///
     /// If the kernel refuses or it does not end.
     pub fn unload(&self) -> Result<()> {
-        self.sh(&format!("rmmod {}", self.choice.driver.module())).map(drop)
+        self.sh(&format!("rmmod {}", self.choice.driver.module()))
+            .map(drop)
     }
 
     /// Whether it is loaded.
@@ -353,7 +379,10 @@ impl Session {
     ///
     /// If the guest dies.
     pub fn bound(&self) -> Result<bool> {
-        let test = format!("test -e /sys/bus/virtio/drivers/{}/virtio0", self.choice.driver.bus_name());
+        let test = format!(
+            "test -e /sys/bus/virtio/drivers/{}/virtio0",
+            self.choice.driver.bus_name()
+        );
         Ok(self.machine.run(&test, machine::COMMAND)?.ok())
     }
 
@@ -365,8 +394,10 @@ impl Session {
     pub fn bind(&self, bind: bool) -> Result<()> {
         let verb = if bind { "bind" } else { "unbind" };
         let driver = self.choice.driver.bus_name();
-        self.sh(&format!("echo virtio0 >/sys/bus/virtio/drivers/{driver}/{verb}"))
-            .map(drop)
+        self.sh(&format!(
+            "echo virtio0 >/sys/bus/virtio/drivers/{driver}/{verb}"
+        ))
+        .map(drop)
     }
 
     /// Reads one of the driver's files.
@@ -443,7 +474,10 @@ impl Session {
             }
         });
         reached.with_context(|| {
-            format!("the balloon holds {} after {timeout:.0?}, not {what}", show(last))
+            format!(
+                "the balloon holds {} after {timeout:.0?}, not {what}",
+                show(last)
+            )
         })?
     }
 
@@ -505,7 +539,11 @@ impl Session {
 
     /// How long the balloon may take to any target. Generous: time is not what tests are about.
     fn patience(&self) -> Duration {
-        Duration::from_secs(if self.machine.guest().is_uml() { 30 } else { 120 })
+        Duration::from_secs(if self.machine.guest().is_uml() {
+            30
+        } else {
+            120
+        })
     }
 
     /// Checks that the guest accounts for a balloon of `bytes` to the page: what it says itself,
@@ -520,13 +558,15 @@ impl Session {
 
         // What a guest's kernel frees, it frees in its own time.
         let mut wrong = String::new();
-        let balanced = poll(SETTLE, || match self.account().and_then(|a| self.imbalance(&a, bytes)) {
-            Ok(None) => Some(Ok(())),
-            Ok(Some(what)) => {
-                wrong = what;
-                None
+        let balanced = poll(SETTLE, || {
+            match self.account().and_then(|a| self.imbalance(&a, bytes)) {
+                Ok(None) => Some(Ok(())),
+                Ok(Some(what)) => {
+                    wrong = what;
+                    None
+                }
+                Err(e) => Some(Err(e)),
             }
-            Err(e) => Some(Err(e)),
         });
         balanced.with_context(|| format!("with {} in the balloon: {wrong}", show(bytes)))?
     }
@@ -543,31 +583,46 @@ impl Session {
         if now.balloon().is_ok() {
             compare("Balloon in meminfo", now.balloon()?, bytes, 0);
         }
-        // With deflate-on-oom the pages still count as the guest's own.
-        let missing = if self.keeps_total() { 0 } else { bytes };
+        // With this feature the pages still count as the guest's own.
+        let missing = if self.negotiated(DEFLATE_ON_OOM)? {
+            0
+        } else {
+            bytes
+        };
         compare("MemTotal", now.total()?, before.total()? - missing, 0);
         let pages = |a: &Account| a.managed.values().sum::<u64>() * PAGE;
         compare("what zones manage", pages(now), pages(before) - missing, 0);
-        compare("what is free and ballooned", now.free()? + bytes, before.free()?, self.slack());
+        compare(
+            "what is free and ballooned",
+            now.free()? + bytes,
+            before.free()?,
+            self.slack(),
+        );
         Ok((!wrong.is_empty()).then_some(wrong))
     }
 
     /// How far free memory may be off without a page being lost.
     pub fn slack(&self) -> u64 {
-        SLACK + self.setup.memory / 256
+        SLACK + self.setup.memory / 256 + self.buffers.load(Ordering::Relaxed)
     }
 
-    /// Whether `MemTotal` stays as it is while the balloon grows.
-    fn keeps_total(&self) -> bool {
-        let options = match self.setup.device {
-            Device::Daemon { options, .. } | Device::Qemu(options) => options,
-            Device::None => &[],
-        };
-        options.iter().any(|o| o.contains("deflate-on-oom"))
+    /// Declares that the driver may use so much more for its buffers, while it is loaded.
+    pub fn allow_buffers(&self, bytes: u64) {
+        self.buffers.store(bytes, Ordering::Relaxed);
     }
 
-    /// Checks that the host got back what the balloon holds: the guest had used all of its memory
-    /// before, and takes so much less now. Gives what it got.
+    /// Whether a feature was negotiated, by its bit.
+    ///
+    /// # Errors
+    ///
+    /// If the guest dies or has no device.
+    pub fn negotiated(&self, bit: usize) -> Result<bool> {
+        let bits = self.sh("cat /sys/bus/virtio/devices/virtio0/features")?;
+        Ok(bits.as_bytes().get(bit) == Some(&b'1'))
+    }
+
+    /// Checks that the host got back what the balloon holds: it had allocated all of the guest's memory
+    /// before, and has so much less allocated now. Gives what it got.
     ///
     /// # Errors
     ///
@@ -575,10 +630,9 @@ impl Session {
     pub fn returned(&self, bytes: u64) -> Result<u64> {
         const SETTLE: Duration = Duration::from_secs(5);
 
-        if !self.setup.touch && !self.setup.populated {
+        if !self.setup.populated {
             return Ok(0);
         }
-        // Pages the guest has not touched again since, such as free ones, may count as given back.
         let want = bytes / 100 * 95;
         let want = want.saturating_sub(MIB);
         let mut got = 0;
@@ -589,9 +643,16 @@ impl Session {
             }
             Err(e) => Some(Err(e)),
         });
-        enough.with_context(|| {
-            format!("the host got {} KiB back of {}", got / KIB, show(bytes))
-        })?
+        enough.with_context(|| format!("the host got {} KiB back of {}", got / KIB, show(bytes)))?
+    }
+
+    /// Has the host allocate all of the guest's memory again, also what it had got back.
+    ///
+    /// # Errors
+    ///
+    /// If the machine is gone.
+    pub fn populate(&self) -> Result<()> {
+        self.memory_file.populate()
     }
 
     /// Host memory that the guest takes now.
@@ -605,27 +666,28 @@ impl Session {
 
     // ---- memory ----
 
-    /// Has the guest write nearly all of its free memory, read it back and free it: what the balloon
-    /// gave back can be used.
+    /// Has the guest use nearly all of its free memory, write to the pages, read them back and free
+    /// them: what the balloon gave back can be used.
     ///
     /// # Errors
     ///
     /// If it cannot be written or a byte is wrong.
     pub fn use_all(&self) -> Result<()> {
         const SEED: u64 = 7;
+        /// One page of so many is written: system calls are slow in User Mode Linux, and all code is in
+        /// emulation.
+        const EVERY: u32 = 8;
 
         let available = self.account()?.available()?;
         // Left for page tables, buffers and the programs themselves.
         let bytes = available.saturating_sub(12 * MIB + available / 16) / MIB * MIB;
-        let use_them = if self.machine.guest().is_uml() {
-            format!("vbrs-guest fill /mem/all {bytes} {SEED} && vbrs-guest verify /mem/all {SEED}")
-        } else {
-            // Emulated code takes minutes to write gigabytes.
-            format!("vbrs-guest stamp /mem/all {bytes} {SEED} && vbrs-guest check /mem/all {bytes} {SEED}")
-        };
+        let file = format!("/mem/all {bytes} {SEED} {EVERY}");
         self.machine
             .sh_within(
-                &format!("{use_them}; status=$?; rm -f /mem/all; exit $status"),
+                &format!(
+                    "vbrs-guest stamp {file} && vbrs-guest check {file}; \
+                     status=$?; rm -f /mem/all; exit $status"
+                ),
                 self.patience(),
             )
             .with_context(|| format!("use {} of the guest's memory", show(bytes)))?;
@@ -676,6 +738,8 @@ impl Session {
     pub fn left_nothing(&self) -> Result<()> {
         const SETTLE: Duration = Duration::from_secs(5);
 
+        self.allow_buffers(0);
+
         let mut wrong = String::new();
         let same = poll(SETTLE, || match self.account() {
             Ok(now) => {
@@ -692,7 +756,10 @@ impl Session {
     fn difference(&self, now: &Account) -> String {
         let mut wrong = String::new();
         if now.managed != self.before.managed {
-            wrong = format!("zones manage {:?}, before {:?}; ", now.managed, self.before.managed);
+            wrong = format!(
+                "zones manage {:?}, before {:?}; ",
+                now.managed, self.before.managed
+            );
         }
         for (what, have, want, slack) in [
             ("MemTotal", now.total(), self.before.total(), 0),
@@ -738,12 +805,15 @@ impl Session {
         }
         self.console_is_clean()?;
         let taint: u64 = self.sh("cat /proc/sys/kernel/tainted")?.parse()?;
-        if let Some(letters) = klog::bad_taint(taint) {
+        if let Some(letters) = klog::bad_taint(taint, self.expected_taint.load(Ordering::Relaxed)) {
             bail!("the kernel is tainted: {letters}");
         }
         // Lock checking switches itself off when it has found something.
         let locks = self.sh("grep -s debug_locks /proc/lockdep_stats || true")?;
-        ensure!(!locks.ends_with(" 0"), "lock checking has switched itself off");
+        ensure!(
+            !locks.ends_with(" 0"),
+            "lock checking has switched itself off"
+        );
         Ok(())
     }
 

@@ -18,8 +18,8 @@ use crate::wire::{End, Request};
 
 /// The key that ends the machine whatever the guest does: Ctrl and the closing bracket.
 const ESCAPE: u8 = 0x1d;
-/// What a terminal sends when nothing more will be typed.
-const END_OF_INPUT: u8 = 0x04;
+/// What is typed when standard input ends.
+const END_OF_INPUT: &[u8] = b"\nexit\n";
 
 /// Boots `guest` with the driver and the daemon, and connects this terminal to a shell in it; or runs
 /// `command` in it instead.
@@ -39,7 +39,7 @@ pub fn run(
         memory,
         device: Device::speaking(Dialect::Bitmap),
         load: None,
-        touch: false,
+        populated: false,
         sentinel: 0,
         ..Setup::USUAL
     };
@@ -78,11 +78,19 @@ fn once(session: &Session, command: &str) -> Result<ExitCode> {
 
 fn interact(session: &Session) -> Result<()> {
     let guest = session.machine().guest();
-    let control = session.host().daemon()?.control_path().display().to_string();
+    let control = session
+        .host()
+        .daemon()?
+        .control_path()
+        .display()
+        .to_string();
     eprintln!("A {guest} guest with {}.", show(session.machine().memory()));
     eprintln!("  Leave it: type exit or Ctrl-D; Ctrl-] ends it whatever it does.");
     eprintln!("  Resize it from another terminal: balloonctl --control-path {control} target 512M");
-    eprintln!("  The kernel's console: {}", session.folder().join("console.log").display());
+    eprintln!(
+        "  The kernel's console: {}",
+        session.folder().join("console.log").display()
+    );
 
     let terminal = Terminal::raw()?;
     let (rows, columns) = terminal.size();
@@ -118,7 +126,7 @@ fn interact(session: &Session) -> Result<()> {
     Ok(())
 }
 
-/// Reads standard input in a thread; its end is sent as what a terminal sends for it.
+/// Reads standard input in a thread; in the end, the guest's shell is left.
 fn spawn_reader() -> std::sync::mpsc::Receiver<Vec<u8>> {
     let (sender, receiver) = std::sync::mpsc::channel();
     std::thread::spawn(move || {
@@ -127,7 +135,7 @@ fn spawn_reader() -> std::sync::mpsc::Receiver<Vec<u8>> {
         loop {
             match input.read(&mut chunk) {
                 Ok(0) | Err(_) => {
-                    let _gone = sender.send(vec![END_OF_INPUT]);
+                    let _gone = sender.send(END_OF_INPUT.to_vec());
                     return;
                 }
                 Ok(n) => {

@@ -6,14 +6,15 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::{Result, bail};
+use vm_runner::guest::memory::Stamps;
 use vm_runner::guest::{agent, memory};
 use vm_runner::size;
 
 const USAGE: &str = "usage: vbrs-guest agent TTY
        vbrs-guest fill FILE SIZE SEED    write SIZE bytes of a pattern
        vbrs-guest verify FILE SEED       compare FILE with the pattern
-       vbrs-guest stamp FILE SIZE SEED   allocate SIZE bytes, write a word on some pages
-       vbrs-guest check FILE SIZE SEED   compare these words
+       vbrs-guest stamp FILE SIZE SEED EVERY   write a word on every so many pages
+       vbrs-guest check FILE SIZE SEED EVERY   compare these words
        vbrs-guest hog SIZE FILE          hold SIZE bytes; FILE appears; until FILE is removed
        vbrs-guest fragment FILE SIZE     write SIZE bytes, then free every other page of them";
 
@@ -32,18 +33,29 @@ fn run() -> Result<()> {
     let args: Vec<&str> = args.iter().map(String::as_str).collect();
     match args.as_slice() {
         ["agent", tty] => agent::serve(tty),
-        ["fill", file, bytes, seed] => memory::fill(Path::new(file), size::parse(bytes)?, seed.parse()?),
+        ["fill", file, bytes, seed] => {
+            memory::fill(Path::new(file), size::parse(bytes)?, seed.parse()?)
+        }
         ["verify", file, seed] => {
             let bytes = memory::verify(Path::new(file), seed.parse()?)?;
             println!("{bytes}");
             Ok(())
         }
-        ["stamp", file, bytes, seed] => memory::stamp(Path::new(file), size::parse(bytes)?, seed.parse()?),
-        ["check", file, bytes, seed] => {
-            memory::check_stamps(Path::new(file), size::parse(bytes)?, seed.parse()?)
-        }
+        ["stamp", file, rest @ ..] => memory::stamp(Path::new(file), stamps(rest)?),
+        ["check", file, rest @ ..] => memory::check_stamps(Path::new(file), stamps(rest)?),
         ["hog", bytes, file] => memory::hog(size::parse(bytes)?, Path::new(file)),
         ["fragment", file, bytes] => memory::fragment(Path::new(file), size::parse(bytes)?),
+        _ => bail!("{USAGE}"),
+    }
+}
+
+fn stamps(args: &[&str]) -> Result<Stamps> {
+    match args {
+        [bytes, seed, every] => Ok(Stamps {
+            bytes: size::parse(bytes)?,
+            seed: seed.parse()?,
+            every: every.parse()?,
+        }),
         _ => bail!("{USAGE}"),
     }
 }

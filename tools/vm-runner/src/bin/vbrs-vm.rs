@@ -126,7 +126,8 @@ fn run(cli: Cli) -> Result<ExitCode> {
         driver: cli.driver,
         accelerator: cli.accel,
     };
-    let folder = |given: Option<PathBuf>| given.unwrap_or_else(|| paths::build_folder().join("results"));
+    let folder =
+        |given: Option<PathBuf>| given.unwrap_or_else(|| paths::build_folder().join("results"));
     let good = match cli.command {
         Command::Check(check) => check::run(&Options {
             choice,
@@ -139,12 +140,28 @@ fn run(cli: Cli) -> Result<ExitCode> {
         })?,
         Command::Demo => demo::run(cli.accel),
         Command::Shell(s) => {
-            return shell::run(s.guest, choice, s.memory, &s.parameters, s.command.as_deref());
+            return shell::run(
+                s.guest,
+                choice,
+                s.memory,
+                &s.parameters,
+                s.command.as_deref(),
+            );
         }
         Command::Record(record) => {
-            results::record(&folder(record.results), &record.name, &record.command)?;
+            let folder = folder(record.results);
+            results::record(
+                &folder,
+                &record.name,
+                &record.command,
+                &mut std::io::stdout(),
+            )?;
             true
         }
     };
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

@@ -10,7 +10,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdout, Command, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::sync::mpsc;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -61,7 +61,11 @@ pub fn serve(path: &str) -> Result<()> {
     let mut text = Vec::new();
     loop {
         text.clear();
-        if reader.read_until(b'\n', &mut text).context("read the line")? == 0 {
+        if reader
+            .read_until(b'\n', &mut text)
+            .context("read the line")?
+            == 0
+        {
             return Ok(());
         }
         match serde_json::from_slice(&text) {
@@ -151,7 +155,12 @@ impl Agent {
 }
 
 /// Waits for `child` until `timeout`, and collects what it writes to `output`.
-fn supervise(mut child: Child, group: Pid, output: Option<ChildStdout>, timeout: Duration) -> Outcome {
+fn supervise(
+    mut child: Child,
+    group: Pid,
+    output: Option<ChildStdout>,
+    timeout: Duration,
+) -> Outcome {
     let (chunks_in, chunks) = mpsc::channel();
     let (status_in, status) = mpsc::channel();
     let threads = thread::Builder::new()
@@ -188,15 +197,11 @@ fn supervise(mut child: Child, group: Pid, output: Option<ChildStdout>, timeout:
     };
     let mut kept = Vec::new();
     let mut lost = 0;
-    loop {
-        match chunks.recv_timeout(STRAGGLERS) {
-            Ok(chunk) => {
-                let fits = chunk.len().min(OUTPUT_MAX - kept.len());
-                kept.extend_from_slice(&chunk[..fits]);
-                lost += (chunk.len() - fits) as u64;
-            }
-            Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => break,
-        }
+    // Until the last holder of the pipe is gone, or nothing has come for a while.
+    while let Ok(chunk) = chunks.recv_timeout(STRAGGLERS) {
+        let fits = chunk.len().min(OUTPUT_MAX - kept.len());
+        kept.extend_from_slice(&chunk[..fits]);
+        lost += (chunk.len() - fits) as u64;
     }
     Outcome {
         end,
@@ -239,7 +244,10 @@ mod tests {
 
     #[test]
     fn a_command_that_hangs_is_killed_with_its_children() {
-        let outcome = run("echo begun; sleep 100 & sleep 100", Duration::from_millis(300));
+        let outcome = run(
+            "echo begun; sleep 100 & sleep 100",
+            Duration::from_millis(300),
+        );
         assert_eq!(outcome.end, End::TimedOut);
         assert_eq!(outcome.output, "begun\n");
     }

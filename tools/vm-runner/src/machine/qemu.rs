@@ -35,6 +35,9 @@ pub enum Accelerator {
 pub const QMP: &str = "qmp";
 /// The name of the agent's socket in the run folder.
 const AGENT: &str = "agent";
+/// A thread of its own for the balloon, where its properties name it: free page hinting needs one.
+const BALLOON_IO: &str = "iothread,id=balloon-io";
+const BALLOON_IO_PROPERTY: &str = "iothread=balloon-io";
 /// How long QEMU may take to connect to the agent's socket.
 const CONNECT: Duration = Duration::from_secs(20);
 
@@ -51,7 +54,13 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
 
     let mut command = bound("qemu-system-x86_64");
     command
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+        ])
         .args(["-run-with", "exit-with-parent=on"])
         .args(["-machine", "q35,memory-backend=ram"])
         .args(["-smp", &plan.cpus.to_string(), "-m", &megabytes.to_string()]);
@@ -63,7 +72,9 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
     let populated = if plan.populated { ",prealloc=on" } else { "" };
     command
         .arg("-object")
-        .arg(format!("memory-backend-memfd,id=ram,size={megabytes}M,share=on{populated}"))
+        .arg(format!(
+            "memory-backend-memfd,id=ram,size={megabytes}M,share=on{populated}"
+        ))
         .arg("-kernel")
         .arg(plan.guest.kernel()?)
         .args(["-initrd", "initramfs.cpio", "-append"])
@@ -71,8 +82,18 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
             "console=ttyS0 panic=-1 oops=panic loglevel=5 VBRS_AGENT=/dev/ttyS1 {}",
             plan.command_line
         ))
-        .args(["-chardev", "stdio,id=console,signal=off", "-serial", "chardev:console"])
-        .args(["-chardev", &format!("socket,id=agent,path={AGENT}"), "-serial", "chardev:agent"])
+        .args([
+            "-chardev",
+            "stdio,id=console,signal=off",
+            "-serial",
+            "chardev:console",
+        ])
+        .args([
+            "-chardev",
+            &format!("socket,id=agent,path={AGENT}"),
+            "-serial",
+            "chardev:agent",
+        ])
         .args(["-qmp", &format!("unix:{QMP},server=on,wait=off")]);
     match &plan.balloon {
         Balloon::None => {}
@@ -94,6 +115,9 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
             for property in properties {
                 device.push(',');
                 device.push_str(property);
+            }
+            if properties.iter().any(|p| p == BALLOON_IO_PROPERTY) {
+                command.args(["-object", BALLOON_IO]);
             }
             command.args(["-device", &device]);
         }
@@ -179,11 +203,24 @@ fn try_kvm() -> Result<bool> {
     paths::program("qemu-system-x86_64")?;
     let mut command = bound("qemu-system-x86_64");
     command
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-        .args(["-machine", "q35", "-m", "256", "-accel", "kvm", "-cpu", "host"])
+        .args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-no-reboot",
+        ])
+        .args([
+            "-machine", "q35", "-m", "256", "-accel", "kvm", "-cpu", "host",
+        ])
         .arg("-kernel")
         .arg(kernel)
-        .args(["-append", "console=ttyS0 earlyprintk=ttyS0 panic=-1", "-serial", "stdio"])
+        .args([
+            "-append",
+            "console=ttyS0 earlyprintk=ttyS0 panic=-1",
+            "-serial",
+            "stdio",
+        ])
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());

@@ -20,8 +20,16 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
     let mut command = bound(&kernel.to_string_lossy());
     command
         .arg(format!("mem={}M", mebibytes(plan.memory)?))
-        .arg(format!("initrd={}", folder.join("initramfs.cpio").display()))
-        .args(["con=null", "con0=null,fd:2", "con1=fd:0,fd:1", "console=tty0"])
+        .arg(format!(
+            "initrd={}",
+            folder.join("initramfs.cpio").display()
+        ))
+        .args([
+            "con=null",
+            "con0=null,fd:2",
+            "con1=fd:0,fd:1",
+            "console=tty0",
+        ])
         .args(["seccomp=on", &format!("ncpus={}", plan.cpus)])
         .args(["panic=-1", "oops=panic", "loglevel=5"])
         .arg("VBRS_AGENT=/dev/tty1")
@@ -33,6 +41,11 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
             command.arg(format!("virtio_uml.device={}:5", path.display()));
         }
         Balloon::Qemu(_) => bail!("User Mode Linux has no balloon device of its own"),
+    }
+    if plan.disk > 0 {
+        let path = folder.join("disk");
+        std::fs::File::create(&path)?.set_len(plan.disk)?;
+        command.arg(format!("ubd0={}", path.display()));
     }
     command
         .args(plan.command_line.split_whitespace())

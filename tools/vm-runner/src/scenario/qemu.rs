@@ -14,7 +14,6 @@ use crate::size::{GIB, MIB};
 const LARGE: Setup = Setup {
     memory: 4 * GIB,
     load: None,
-    touch: false,
     populated: true,
     ..Setup::USUAL
 };
@@ -24,7 +23,10 @@ const PARTS: &[Part] = &[
         name: "load",
         run: |s| {
             s.load("")?;
-            ensure!(s.bound()?, "the driver is loaded and has not taken the device");
+            ensure!(
+                s.bound()?,
+                "the driver is loaded and has not taken the device"
+            );
             s.balanced(0)
         },
     },

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! `vbrs-bench`: measures how fast the balloon driver is.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use anyhow::Result;
+use bench::cases::{ALL, Context};
+use bench::environment::{self, Environment};
+use bench::report::{self, table};
+use bench::runner::{self, Options};
+use bench::smoke;
+use clap::Parser;
+use vm_runner::machine::qemu::Accelerator;
+use vm_runner::paths;
+
+/// Measures how fast the balloon driver is.
+///
+/// Writes bench.json, environment.json and index.html, prints a table, and fails if a requirement is
+/// missed.
+#[derive(Parser)]
+#[command(version, max_term_width = 100)]
+struct Cli {
+    /// Only cases with this name, or with names that contain it
+    case: Vec<String>,
+    /// Only list the cases
+    #[arg(long)]
+    list: bool,
+    /// A short run that fails if the output is broken, never because of a time
+    #[arg(long)]
+    smoke: bool,
+    /// How often each contestant is measured
+    #[arg(long, default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..=1000))]
+    rounds: u32,
+    /// Where the results go; by default bench/ in the build folder
+    #[arg(long, value_name = "FOLDER")]
+    out: Option<PathBuf>,
+    /// How QEMU runs guests
+    #[arg(long, value_enum, default_value = "auto")]
+    accel: Accelerator,
+    /// Say more about what is done; twice for even more
+    #[arg(short, long, action = clap::ArgAction::Count)]
+    verbose: u8,
+}
+
+fn main() -> ExitCode {
+    let cli = Cli::parse();
+    let level = match cli.verbose {
+        0 => tracing::Level::WARN,
+        1 => tracing::Level::INFO,
+        _ => tracing::Level::DEBUG,
+    };
+    tracing_subscriber::fmt()
+        .with_max_level(level)
+        .with_writer(std::io::stderr)
+        .with_target(false)
+        .init();
+    match run(cli) {
+        Ok(code) => code,
+        Err(e) => {
+            eprintln!("vbrs-bench: {e:#}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Result<ExitCode> {
+    /// What is disturbed later than this is not measured again, so that all ends within ten minutes.
+    const BUDGET: Duration = Duration::from_secs(6 * 60);
+
+    if cli.list {
+        for spec in ALL.iter().flat_map(|group| group.specs) {
+            let bound = spec.bound;
+            println!("{:<26} {} {:<6} {}", spec.name, bound.direction(), bound.value(), spec.what);
+        }
+        return Ok(ExitCode::SUCCESS);
+    }
+    let folder = cli.out.unwrap_or_else(|| {
+        let folder = paths::build_folder();
+        folder.join(if cli.smoke { "bench-smoke" } else { "bench" })
+    });
+    let options = Options {
+        context: Context {
+            accelerator: cli.accel,
+        },
+        rounds: if cli.smoke { 2 } else { cli.rounds },
+        budget: BUDGET,
+    };
+    let chosen = runner::choose(&cli.case, cli.smoke)?;
+    let begun = Instant::now();
+    let mut here = Environment::look();
+    println!("{}", table::heading());
+    let mut cases = Vec::new();
+    for (group, specs) in &chosen {
+        for case in runner::measure(group, specs, &options, begun) {
+            println!("{}", table::line(&case));
+            for remark in table::remarks(&case) {
+                println!("    {remark}");
+            }
+            cases.push(case);
+        }
+    }
+    here.load_after = environment::load();
+    report::write(&folder, &here, &cases)?;
+    println!(
+        "\n{} s; load averages before: {}, after: {}",
+        begun.elapsed().as_secs(),
+        here.load_before,
+        here.load_after
+    );
+    let shown = std::env::current_dir()?;
+    let shown = folder.strip_prefix(&shown).unwrap_or(&folder);
+    println!("{0}/{1}, {0}/{2}", shown.display(), report::JSON, report::PAGE);
+    if cli.smoke {
+        let names: Vec<&str> = chosen.iter().flat_map(|(_, specs)| specs).map(|s| s.name).collect();
+        smoke::check(&folder, &names)?;
+        println!("bench: the output is sound");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!("{}", table::summary(&cases));
+    let good = cases.iter().all(|case| case.held);
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

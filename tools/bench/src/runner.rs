@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! Chooses the cases, measures them, and measures again what was disturbed.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, Result, ensure};
+
+use crate::case::{Case, Run};
+use crate::cases::{ALL, Bench, Context, Group, Sample};
+use crate::spec::Spec;
+
+/// A spread above this is too large: the machine was busy with something else.
+const SPREAD_MAX: f64 = 0.30;
+
+/// How a run is made.
+#[derive(Clone, Copy, Debug)]
+pub struct Options {
+    /// What the cases are told.
+    pub context: Context,
+    /// How often each contestant is measured.
+    pub rounds: u32,
+    /// Nothing is measured again after this time.
+    pub budget: Duration,
+}
+
+/// The groups, each with those of its cases that are wanted.
+///
+/// # Errors
+///
+/// If a name fits no case.
+pub fn choose(wanted: &[String], smoke: bool) -> Result<Vec<(Group, Vec<&'static Spec>)>> {
+    let names = || ALL.iter().flat_map(|group| group.specs).map(|spec| spec.name);
+    for word in wanted {
+        ensure!(
+            names().any(|name| name.contains(word.as_str())),
+            "there is no case {word:?}; there are: {}",
+            names().collect::<Vec<_>>().join(", ")
+        );
+    }
+    // A whole name means that case only, not others whose names begin alike.
+    let means = |word: &String, name: &str| match names().any(|n| n == word) {
+        true => name == word,
+        false => name.contains(word.as_str()),
+    };
+    let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|word| means(word, name));
+    let groups = ALL.into_iter().filter(|group| group.smoke || !smoke);
+    let chosen = groups.map(|group| {
+        let specs = group.specs.iter().filter(|spec| wants(spec.name)).collect();
+        (group, specs)
+    });
+    Ok(chosen.filter(|(_, specs): &(_, Vec<_>)| !specs.is_empty()).collect())
+}
+
+/// Measures a group's cases; what does not work is in their `error`.
+pub fn measure(group: &Group, specs: &[&Spec], options: &Options, begun: Instant) -> Vec<Case> {
+    match try_measure(group, specs, options, begun) {
+        Ok(cases) => cases,
+        Err(e) => {
+            let failed = |spec: &&Spec| Case::failed(spec, format!("{e:#}"));
+            specs.iter().map(failed).collect()
+        }
+    }
+}
+
+fn try_measure(group: &Group, specs: &[&Spec], options: &Options, begun: Instant) -> Result<Vec<Case>> {
+    let mut bench = (group.open)(&options.context).context("set up")?;
+    let samples = rounds(&mut *bench, 0..options.rounds)?;
+    let mut cases = judge(specs, &samples);
+    let disturbed: Vec<String> = cases.iter().filter_map(disturbance).collect();
+    if !disturbed.is_empty() && options.rounds > 2 {
+        if begun.elapsed() < options.budget {
+            eprintln!("  measuring again: {}", disturbed.join("; "));
+            let again = rounds(&mut *bench, options.rounds..2 * options.rounds)?;
+            for (case, again) in cases.iter_mut().zip(judge(specs, &again)) {
+                let first = std::mem::replace(case, again);
+                repeated(case, first, &disturbed);
+            }
+        } else {
+            for case in &mut cases {
+                case.notes.push(format!("disturbed, and no time to measure again: {}", disturbed.join("; ")));
+            }
+        }
+    }
+    let notes = bench.close()?;
+    for case in &mut cases {
+        case.notes.extend(notes.iter().cloned());
+    }
+    Ok(cases)
+}
+
+fn rounds(bench: &mut dyn Bench, rounds: std::ops::Range<u32>) -> Result<Vec<Sample>> {
+    let mut samples = Vec::new();
+    for round in rounds {
+        samples.extend(bench.round(round).with_context(|| format!("round {round}"))?);
+    }
+    Ok(samples)
+}
+
+fn judge(specs: &[&Spec], samples: &[Sample]) -> Vec<Case> {
+    let runs = |name: &str| -> Vec<Run> {
+        let own = samples.iter().filter(|sample| sample.case == name);
+        own.map(|sample| sample.run.clone()).collect()
+    };
+    specs
+        .iter()
+        .map(|spec| Case::of(spec, runs(spec.name), Vec::new()))
+        .collect()
+}
+
+/// What is wrong with the runs of a case, if they lie too far apart.
+fn disturbance(case: &Case) -> Option<String> {
+    let (side, spread) = case.worst_spread()?;
+    let name = &case.name;
+    (spread > SPREAD_MAX).then(|| format!("{name}: the middle half of {side} spreads over {:.0} %", spread * 100.0))
+}
+
+/// Keeps in `case` what was measured first, and why it was measured again.
+fn repeated(case: &mut Case, first: Case, why: &[String]) {
+    let ratio = first.ratio.map_or_else(|| "none".to_owned(), |ratio| format!("{ratio:.3}"));
+    case.notes
+        .push(format!("measured again (first ratio: {ratio}): {}", why.join("; ")));
+    if let Some(still) = disturbance(case) {
+        case.notes.push(format!("still disturbed: {still}"));
+    }
+    case.first_runs = first.runs;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::case::{OURS, REFERENCE};
+    use crate::spec::{Bound, Ratio};
+
+    const SPEC: Spec = Spec {
+        name: "a-case",
+        what: "w",
+        against: "a",
+        unit: "ms",
+        ratio: Ratio::TimesAsFast,
+        bound: Bound::AtLeast(2.0),
+    };
+
+    /// Gives these values for ours, and 10 for the reference.
+    struct Play(Vec<f64>);
+
+    impl Bench for Play {
+        fn round(&mut self, round: u32) -> Result<Vec<Sample>> {
+            let ours = self.0[round as usize];
+            let sample = |side, value| Sample {
+                case: SPEC.name,
+                run: Run::new(side, round, value),
+            };
+            Ok(vec![sample(OURS, ours), sample(REFERENCE, 10.0)])
+        }
+
+        fn close(self: Box<Self>) -> Result<Vec<String>> {
+            Ok(vec!["closed".to_owned()])
+        }
+    }
+
+    fn group(open: fn(&Context) -> Result<Box<dyn Bench>>) -> Group {
+        Group {
+            specs: &[SPEC],
+            smoke: false,
+            open,
+        }
+    }
+
+    fn run(open: fn(&Context) -> Result<Box<dyn Bench>>, budget: Duration) -> Case {
+        let options = Options {
+            context: Context {
+                accelerator: vm_runner::machine::qemu::Accelerator::Tcg,
+            },
+            rounds: 4,
+            budget,
+        };
+        let mut cases = measure(&group(open), &[&SPEC], &options, Instant::now());
+        assert_eq!(cases.len(), 1);
+        cases.remove(0)
+    }
+
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    #[test]
+    fn quiet_runs_are_kept() {
+        let case = run(|_| Ok(Box::new(Play(vec![5.0, 5.0, 5.0, 5.0]))), HOUR);
+        assert_eq!((case.ratio, case.held), (Some(2.0), true));
+        assert_eq!(case.runs.len(), 8);
+        assert_eq!(case.notes, ["closed"]);
+        assert!(case.first_runs.is_empty());
+    }
+
+    #[test]
+    fn disturbed_runs_are_repeated_once_and_shown() {
+        let play = |_: &Context| -> Result<Box<dyn Bench>> {
+            Ok(Box::new(Play(vec![1.0, 5.0, 9.0, 2.0, 5.0, 5.0, 5.0, 5.0])))
+        };
+        let case = run(play, HOUR);
+        assert_eq!(case.ratio, Some(2.0));
+        assert_eq!((case.first_runs.len(), case.runs.len()), (8, 8));
+        assert!(case.notes[0].starts_with("measured again"), "{:?}", case.notes);
+
+        let case = run(play, Duration::ZERO);
+        assert!(case.notes[0].contains("no time"), "{:?}", case.notes);
+        assert!(case.first_runs.is_empty());
+    }
+
+    #[test]
+    fn failures_are_results() {
+        let case = run(|_| anyhow::bail!("no kernel"), HOUR);
+        assert_eq!(case.error.as_deref(), Some("set up: no kernel"));
+        assert!(!case.held);
+    }
+
+    #[test]
+    fn names_are_chosen() {
+        let names = |wanted: &[&str]| -> Vec<&str> {
+            let wanted: Vec<String> = wanted.iter().map(|&w| w.to_owned()).collect();
+            let groups = choose(&wanted, false).unwrap();
+            groups.into_iter().flat_map(|(_, specs)| specs).map(|spec| spec.name).collect()
+        };
+        assert_eq!(names(&["qemu-prealloc"]), ["qemu-prealloc"]);
+        assert_eq!(names(&["guest-job"]), ["guest-job-mean", "guest-job-slowest"]);
+        assert_eq!(names(&["stall", "scaling"]), ["scaling", "stall"]);
+        assert!(names(&[]).len() >= 13);
+        let why = choose(&["nonsense".to_owned()], false).unwrap_err().to_string();
+        assert!(why.contains("uml-idle-inflate"), "{why}");
+    }
+}

@@ -1,0 +1,62 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! The core of it under a kernel that checks locks, sleeping and memory, on a real x86 with PCI.
+
+use super::{Part, Scenario, inflate, lifecycle, pressure};
+use crate::paths::Guest;
+use crate::session::{Device, Setup};
+use crate::size::MIB;
+
+const MORE: &[Part] = &[
+    Part {
+        name: "fragmented",
+        run: pressure::fragmented,
+    },
+    Part {
+        name: "unreachable",
+        run: pressure::unreachable,
+    },
+    Part {
+        name: "reload",
+        run: lifecycle::reload,
+    },
+    Part {
+        name: "unbind-bind",
+        run: lifecycle::unbind,
+    },
+];
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "core",
+        about: "inflates, deflates, follows random targets under a kernel that checks everything",
+        guests: &[Guest::Debug],
+        parts: inflate::CORE,
+        seconds: 30,
+        ..Scenario::USUAL
+    },
+    Scenario {
+        name: "pressure",
+        about: "fragmented memory, unreachable targets, reloading under a kernel that checks everything",
+        guests: &[Guest::Debug],
+        parts: MORE,
+        seconds: 40,
+        ..Scenario::USUAL
+    },
+    Scenario {
+        name: "qemu-balloon",
+        about: "QEMU's own balloon under a kernel that checks everything",
+        guests: &[Guest::Debug],
+        setup: Setup {
+            device: Device::Qemu(&[]),
+            ..Setup::USUAL
+        },
+        parts: &[super::only(|s| {
+            s.inflate(100 * MIB)?;
+            s.deflate().map(drop)
+        })],
+        seconds: 20,
+        any_driver: true,
+        ..Scenario::USUAL
+    },
+];
