@@ -31,6 +31,7 @@ pub(crate) use self::{
     },
     message::Message,
     queue::{
+        Interrupts,
         Queue,
         QueueSet, //
     },

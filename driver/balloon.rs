@@ -51,7 +51,10 @@ use crate::{
         OomNotifier, //
     },
     sysfs,
-    virtio,
+    virtio::{
+        self,
+        Interrupts, //
+    },
     work::{
         Job,
         Task,
@@ -242,8 +245,8 @@ impl Balloon {
             patience: Arc::new(patience, GFP_KERNEL)?,
             page_size: PageSize::from_shift(mm::PAGE_SHIFT).ok_or(EINVAL)?,
             little_endian: vdev.is_little_endian(),
-            inflate: Arc::pin_init(Queue::new(c"inflate"), GFP_KERNEL)?,
-            deflate: Arc::pin_init(Queue::new(c"deflate"), GFP_KERNEL)?,
+            inflate: Arc::pin_init(Queue::new(c"inflate", Interrupts::WhileWaiting), GFP_KERNEL)?,
+            deflate: Arc::pin_init(Queue::new(c"deflate", Interrupts::WhileWaiting), GFP_KERNEL)?,
         };
 
         let block_order = [negotiated.protocol.block_shift(), BLOCK_SHIFT]

@@ -38,7 +38,10 @@ impl Stats {
     pub(super) fn new(balloon: Arc<Balloon>) -> Result<Self> {
         Ok(Self {
             balloon,
-            queue: Arc::pin_init(StatsQueue::new(c"stats"), GFP_KERNEL)?,
+            queue: Arc::pin_init(
+                StatsQueue::new(c"stats", virtio::Interrupts::Always),
+                GFP_KERNEL,
+            )?,
         })
     }
 

@@ -35,6 +35,15 @@ enum State {
     Revoked(NonNull<bindings::virtqueue>),
 }
 
+/// When the device should interrupt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Interrupts {
+    /// Whenever it has used messages.
+    Always,
+    /// Only while somebody waits for it.
+    WhileWaiting,
+}
+
 /// A virtqueue for messages that the device reads.
 ///
 /// Once the queue is revoked every operation fails with [`ENODEV`].
@@ -48,6 +57,7 @@ enum State {
 #[pin_data]
 pub(crate) struct Queue<T: Send + 'static> {
     name: &'static CStr,
+    interrupts: Interrupts,
     #[pin]
     state: SpinLock<State>,
     #[pin]
@@ -65,9 +75,10 @@ unsafe impl<T: Send + 'static> Sync for Queue<T> {}
 
 impl<T: Send + 'static> Queue<T> {
     /// A queue to be found under this name.
-    pub(crate) fn new(name: &'static CStr) -> impl PinInit<Self> {
+    pub(crate) fn new(name: &'static CStr, interrupts: Interrupts) -> impl PinInit<Self> {
         pin_init!(Self {
             name,
+            interrupts,
             state <- new_spinlock!(State::Absent, "Queue::state"),
             returned <- new_spinlock!(None, "Queue::returned"),
             used <- Event::new(),
@@ -175,7 +186,28 @@ impl<T: Send + 'static> Queue<T> {
     ///
     /// For one waiter at a time. Must be called from a context that may sleep.
     pub(crate) fn wait(&self, timeout: Jiffies) {
+        if self.interrupts == Interrupts::WhileWaiting {
+            let more = self.with_live(|vq| {
+                // SAFETY: By the type invariants the virtqueue is live.
+                Ok(unsafe { !bindings::virtqueue_enable_cb(vq.as_ptr()) })
+            });
+            if more != Ok(false) {
+                return;
+            }
+        }
         self.used.wait(timeout);
+        self.set_quiet();
+    }
+
+    /// Tells the device not to interrupt, if nobody waits.
+    fn set_quiet(&self) {
+        if self.interrupts == Interrupts::WhileWaiting {
+            let _ = self.with_live(|vq| {
+                // SAFETY: By the type invariants the virtqueue is live.
+                unsafe { bindings::virtqueue_disable_cb(vq.as_ptr()) };
+                Ok(())
+            });
+        }
     }
 }
 
@@ -213,6 +245,7 @@ impl<T: Send + 'static> AnyQueue for Queue<T> {
     unsafe fn attach(&self, vq: NonNull<bindings::virtqueue>) {
         // INVARIANT: The caller guarantees that `vq` is valid until `reclaim` and has no tokens.
         *self.state.lock() = State::Live(vq);
+        self.set_quiet();
     }
 
     fn on_used(&self) {
