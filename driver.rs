@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! What a balloon does, step by step. No `unsafe`, no bindings.
+//! What a balloon does, step by step. Everything here is safe code, and knows no bindings.
 
 mod balloon;
 mod channel;
+mod device;
 mod knobs;
+mod migrate;
 mod oom;
+mod pace;
 mod params;
 mod report;
 mod resize;
 mod stats;
 
 pub(crate) use self::{
-    balloon::BalloonDriver,
+    device::BalloonDriver,
     params::Params, //
 };

@@ -2,7 +2,7 @@
 
 //! The sysfs group `balloon/` of each device; see `Documentation/ABI`.
 
-use super::balloon::{
+use super::device::{
     BalloonData,
     BalloonDriver, //
 };

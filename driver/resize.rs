@@ -64,7 +64,7 @@ impl Balloon {
             self.adopt_messages(channel);
             let moved = match step {
                 Step::Rest => {
-                    self.pace.lock().met();
+                    self.pace.lock().moved();
                     return None;
                 }
                 Step::Starved => Ok(0),
