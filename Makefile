@@ -19,7 +19,8 @@ setup := tools/setup/setup
 module := tools/setup/build-module
 in-root := tools/setup/in-root
 cargo := $(in-root) env CARGO_TARGET_DIR=$(CURDIR)/build/tools CARGO_TERM_PROGRESS_WHEN=never cargo
-vm = set -a && eval "$$(tools/setup/env)" && exec $(in-root) build/tools/release/vbrs-vm
+in-guests = set -a && eval "$$(tools/setup/env)" && exec $(in-root)
+vm = $(in-guests) build/tools/release/vbrs-vm
 kbuild = $(MAKE) -C $(or $(KDIR),$(error KDIR=/path/to/kernel/build is needed)) M=$(CURDIR) MO=$(CURDIR)/build/kdir
 manifest := --manifest-path tools/Cargo.toml
 GUEST ?= uml
@@ -28,6 +29,9 @@ GUEST ?= uml
 
 .PHONY: module
 module: ## build build/kdir/virtio-balloon-rs.ko for any tree with Rust metadata (what `make KDIR=/path` does)
+	@test -e '$(KDIR)/Makefile' || { echo "KDIR=$(KDIR): no kernel build tree there" >&2; exit 2; }
+	@test -e '$(KDIR)/rust/libkernel.rmeta' || { \
+		echo "KDIR=$(KDIR): a kernel build tree without Rust metadata (rust/libkernel.rmeta)" >&2; exit 2; }
 	@mkdir -p build/kdir
 	@$(kbuild) modules
 
@@ -77,8 +81,12 @@ shell: modules-$(GUEST) tools ## an interactive guest with module and daemon: GU
 	@$(vm) shell --guest $(GUEST) $(ARGS)
 
 .PHONY: bench
-bench: modules-stock modules-uml-lean tools ## measure speed against the C driver
-	@$(vm) bench $(ARGS)
+bench: modules-stock modules-uml-lean tools ## measure speed against the C driver: all cases, or CASE=name
+	@$(in-guests) build/tools/release/vbrs-bench $(CASE) $(ARGS)
+
+.PHONY: bench-smoke
+bench-smoke: modules-uml-lean tools ## a minute of bench, to see that it works
+	@$(in-guests) build/tools/release/vbrs-bench --smoke
 
 ##@ Checks
 
@@ -90,6 +98,7 @@ check: setup modules-stock modules-uml modules-uml-lean modules-debug tools ## e
 	@$(vm) record --name lint-module -- make lint-module
 	@$(vm) record --name lint-tools -- make lint-tools
 	@$(vm) record --name test-host -- make test-host
+	@$(vm) record --name bench-smoke -- build/tools/release/vbrs-bench --smoke
 	@$(vm) check --all $(ARGS)
 
 .PHONY: lint
