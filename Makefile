@@ -62,8 +62,7 @@ modules-%:
 .PHONY: tools
 tools: ## build the host daemon, balloonctl and the test runner into build/tools/release
 	@$(setup) root
-	@echo '  CARGO   build/tools/release'
-	@$(cargo) build $(manifest) --release --locked --quiet
+	@tools/setup/build-tools
 
 .PHONY: test-host
 test-host: ## run the tests that need no guest

@@ -249,7 +249,10 @@ mod tests {
 
     fn runs(ours: &[f64], reference: &[f64]) -> Vec<Run> {
         let side = |name: &str, values: &[f64]| -> Vec<Run> {
-            (0..).zip(values).map(|(i, &v)| Run::new(name, i, v)).collect()
+            (0..)
+                .zip(values)
+                .map(|(i, &v)| Run::new(name, i, v))
+                .collect()
         };
         [side(OURS, ours), side(REFERENCE, reference)].concat()
     }
@@ -257,8 +260,15 @@ mod tests {
     #[test]
     fn times_as_fast() {
         let spec = spec(Ratio::TimesAsFast, Bound::AtLeast(80.0));
-        let case = Case::of(&spec, runs(&[2.0, 3.0, 99.0], &[240.0, 300.0, 200.0]), Vec::new());
-        assert_eq!((case.ours, case.reference, case.ratio), (Some(3.0), Some(240.0), Some(80.0)));
+        let case = Case::of(
+            &spec,
+            runs(&[2.0, 3.0, 99.0], &[240.0, 300.0, 200.0]),
+            Vec::new(),
+        );
+        assert_eq!(
+            (case.ours, case.reference, case.ratio),
+            (Some(3.0), Some(240.0), Some(80.0))
+        );
         assert!(case.held);
         assert_eq!(case.worst_spread().map(|(side, _)| side), Some(OURS));
         let case = Case::of(&spec, runs(&[3.0], &[]), Vec::new());
@@ -268,7 +278,11 @@ mod tests {
     #[test]
     fn pairs_are_of_the_same_round() {
         let spec = spec(Ratio::PairedShare, Bound::AtMost(1.1));
-        let case = Case::of(&spec, runs(&[105.0, 2100.0, 54.0], &[100.0, 2000.0, 50.0]), Vec::new());
+        let case = Case::of(
+            &spec,
+            runs(&[105.0, 2100.0, 54.0], &[100.0, 2000.0, 50.0]),
+            Vec::new(),
+        );
         assert_eq!(case.ratio, Some(1.05));
         assert!(case.held);
     }
@@ -283,7 +297,10 @@ mod tests {
         ];
         let spec = spec(Ratio::Deviation, Bound::AtMost(0.25));
         let case = Case::of(&spec, runs, Vec::new());
-        assert_eq!((case.ours, case.reference, case.ratio), (Some(5.0), Some(3.0), Some(0.25)));
+        assert_eq!(
+            (case.ours, case.reference, case.ratio),
+            (Some(5.0), Some(3.0), Some(0.25))
+        );
         assert!(case.held);
     }
 

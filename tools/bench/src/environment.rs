@@ -52,7 +52,10 @@ impl Environment {
         [
             ("Date", self.date.clone()),
             ("Commit", self.commit.clone()),
-            ("Processor", format!("{} × {}", self.processors, self.processor)),
+            (
+                "Processor",
+                format!("{} × {}", self.processors, self.processor),
+            ),
             ("Memory", self.memory.clone()),
             ("Host kernel", self.host_kernel.clone()),
             ("QEMU", self.qemu.clone()),
@@ -65,7 +68,10 @@ impl Environment {
 /// Load averages of the last 1, 5 and 15 minutes.
 pub fn load() -> String {
     let text = fs::read_to_string("/proc/loadavg").unwrap_or_default();
-    text.split_whitespace().take(3).collect::<Vec<_>>().join(" ")
+    text.split_whitespace()
+        .take(3)
+        .collect::<Vec<_>>()
+        .join(" ")
 }
 
 fn word(path: &str) -> String {
@@ -77,13 +83,18 @@ fn line(path: &str, name: &str) -> String {
     let text = fs::read_to_string(path).unwrap_or_default();
     let rest = text.lines().find_map(|line| line.strip_prefix(name));
     let value = rest.and_then(|rest| rest.split_once(':'));
-    value.map_or_else(|| "unknown".to_owned(), |(_, value)| value.trim().to_owned())
+    value.map_or_else(
+        || "unknown".to_owned(),
+        |(_, value)| value.trim().to_owned(),
+    )
 }
 
 fn qemu() -> String {
     let out = Command::new("qemu-system-x86_64").arg("--version").output();
     let text = out.map(|out| String::from_utf8_lossy(&out.stdout).into_owned());
-    let first = text.ok().and_then(|text| text.lines().next().map(str::to_owned));
+    let first = text
+        .ok()
+        .and_then(|text| text.lines().next().map(str::to_owned));
     first.map_or_else(
         || "not there".to_owned(),
         |line| line.replace("QEMU emulator version ", ""),

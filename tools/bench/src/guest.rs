@@ -132,12 +132,17 @@ impl Buddies {
     pub fn parse(text: &str) -> Result<Self> {
         let mut bytes = Vec::new();
         for line in text.lines() {
-            let counts = line.split_whitespace().skip_while(|word| *word != "zone").skip(2);
+            let counts = line
+                .split_whitespace()
+                .skip_while(|word| *word != "zone")
+                .skip(2);
             for (order, count) in counts.enumerate() {
                 if bytes.len() == order {
                     bytes.push(0);
                 }
-                let count: u64 = count.parse().with_context(|| format!("buddyinfo: {line:?}"))?;
+                let count: u64 = count
+                    .parse()
+                    .with_context(|| format!("buddyinfo: {line:?}"))?;
                 bytes[order] += count * (PAGE << order);
             }
         }

@@ -23,7 +23,11 @@ pub fn bring(machine: &Machine) -> Result<()> {
     /// 4096 bytes.
     const PIECE: usize = 2 << 10;
 
-    let there = |path: &str| machine.run(&format!("test -x {path}"), COMMAND).map(|outcome| outcome.ok());
+    let there = |path: &str| {
+        machine
+            .run(&format!("test -x {path}"), COMMAND)
+            .map(|outcome| outcome.ok())
+    };
     if there(HELPER)? {
         return Ok(());
     }
@@ -32,7 +36,11 @@ pub fn bring(machine: &Machine) -> Result<()> {
         let command = format!("base64 -d >>{HELPER}.gz <<.\n{}\n.", base64(piece));
         let outcome = machine.run(&command, COMMAND);
         let outcome = outcome.map_err(|_| anyhow!("the helper does not arrive in the guest"))?;
-        ensure!(outcome.ok(), "the guest cannot take the helper: {}", outcome.output);
+        ensure!(
+            outcome.ok(),
+            "the guest cannot take the helper: {}",
+            outcome.output
+        );
     }
     machine.sh(&format!("gunzip {HELPER}.gz && chmod +x {HELPER}"))?;
     Ok(())
@@ -42,7 +50,11 @@ pub fn bring(machine: &Machine) -> Result<()> {
 fn packed(path: &Path) -> Result<Vec<u8>> {
     let mut command = Command::new("gzip");
     let out = command.arg("-9c").arg(path).output().context("run gzip")?;
-    ensure!(out.status.success(), "gzip: {}", String::from_utf8_lossy(&out.stderr));
+    ensure!(
+        out.status.success(),
+        "gzip: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
     Ok(out.stdout)
 }
 
@@ -51,7 +63,9 @@ fn base64(bytes: &[u8]) -> String {
 
     let mut text = String::with_capacity(bytes.len().div_ceil(3) * 4);
     for three in bytes.chunks(3) {
-        let word = three.iter().fold(0_u32, |word, &b| (word << 8) | u32::from(b));
+        let word = three
+            .iter()
+            .fold(0_u32, |word, &b| (word << 8) | u32::from(b));
         let word = word << (8 * (3 - three.len()));
         for i in 0..4 {
             if i <= three.len() {

@@ -24,7 +24,11 @@ pub fn cpu_ms(pid: i32) -> Result<f64> {
     let mut ns = 0;
     for entry in fs::read_dir(&folder).with_context(|| format!("read {folder}"))? {
         let text = fs::read_to_string(entry?.path().join("schedstat")).unwrap_or_default();
-        ns += text.split_whitespace().next().and_then(|n| n.parse::<u64>().ok()).unwrap_or(0);
+        ns += text
+            .split_whitespace()
+            .next()
+            .and_then(|n| n.parse::<u64>().ok())
+            .unwrap_or(0);
     }
     Ok(ns as f64 / 1e6)
 }
@@ -39,7 +43,9 @@ pub fn anonymous_mib(pid: i32) -> Result<f64> {
     let text = fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
     let line = text.lines().find_map(|line| line.strip_prefix("RssAnon:"));
     let number = line.and_then(|line| line.split_whitespace().next());
-    let kib: f64 = number.with_context(|| format!("{path} has no RssAnon"))?.parse()?;
+    let kib: f64 = number
+        .with_context(|| format!("{path} has no RssAnon"))?
+        .parse()?;
     Ok(kib / 1024.0)
 }
 
@@ -56,9 +62,20 @@ pub fn hole_punch(bytes: u64) -> Result<Duration> {
     // A QEMU without a machine is a program that does nothing but this, and with the same calls.
     let mut command = bound("qemu-system-x86_64");
     command
-        .args(["-nodefaults", "-no-user-config", "-display", "none", "-S", "-machine", "none"])
+        .args([
+            "-nodefaults",
+            "-no-user-config",
+            "-display",
+            "none",
+            "-S",
+            "-machine",
+            "none",
+        ])
         .arg("-object")
-        .arg(format!("memory-backend-memfd,id=ram,size={}M,share=on,prealloc=on", bytes / MIB))
+        .arg(format!(
+            "memory-backend-memfd,id=ram,size={}M,share=on,prealloc=on",
+            bytes / MIB
+        ))
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
@@ -72,9 +89,15 @@ pub fn hole_punch(bytes: u64) -> Result<Duration> {
     settle(process.pid())?;
     let file = File::options().write(true).open(&path)?;
     let begun = Instant::now();
-    fallocate(&file, FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE, 0, bytes)
-        .context("punch a hole")?;
+    fallocate(
+        &file,
+        FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE,
+        0,
+        bytes,
+    )
+    .context("punch a hole")?;
     let took = begun.elapsed();
+    tracing::info!("hole punched in {took:.1?}");
     ensure!(file.metadata()?.blocks() == 0, "the hole is not whole");
     Ok(took)
 }

@@ -3,6 +3,8 @@
 //! Has the host allocate and map a guest's memory again that a balloon gave back before, as if the guest
 //! had touched it: all runs of a case begin alike.
 
+use std::time::Instant;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::json;
 use vm_runner::host::Host;
@@ -18,12 +20,15 @@ use vm_runner::size::{GIB, MIB};
 ///
 /// If QEMU refuses, or a page is missing afterwards.
 pub fn by_qemu(session: &Session) -> Result<()> {
+    let begun = Instant::now();
     let memory = session.machine().memory();
     let mut own;
     let mut shared;
     let qmp = match session.host() {
         Host::Qemu { qmp, .. } => {
-            shared = qmp.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            shared = qmp
+                .lock()
+                .unwrap_or_else(std::sync::PoisonError::into_inner);
             &mut *shared
         }
         _ => {
@@ -37,11 +42,17 @@ pub fn by_qemu(session: &Session) -> Result<()> {
             // QEMU does nothing else meanwhile, and an answer is awaited for some seconds only.
             let size = GIB.min(address + bytes - at);
             let file = json!({ "val": at, "size": size, "filename": "/dev/null" });
-            qmp.execute("pmemsave", &file).context("have QEMU read the guest's memory")?;
+            qmp.execute("pmemsave", &file)
+                .context("have QEMU read the guest's memory")?;
             at += size;
         }
     }
     let allocated = session.host_memory()?;
+    tracing::info!(
+        "{}: populated after {:.1?}",
+        session.folder().display(),
+        begun.elapsed()
+    );
     ensure!(
         allocated + 16 * MIB >= memory,
         "the host has allocated {} MiB only",

@@ -30,7 +30,11 @@ pub struct Options {
 ///
 /// If a name fits no case.
 pub fn choose(wanted: &[String], smoke: bool) -> Result<Vec<(Group, Vec<&'static Spec>)>> {
-    let names = || ALL.iter().flat_map(|group| group.specs).map(|spec| spec.name);
+    let names = || {
+        ALL.iter()
+            .flat_map(|group| group.specs)
+            .map(|spec| spec.name)
+    };
     for word in wanted {
         ensure!(
             names().any(|name| name.contains(word.as_str())),
@@ -49,7 +53,9 @@ pub fn choose(wanted: &[String], smoke: bool) -> Result<Vec<(Group, Vec<&'static
         let specs = group.specs.iter().filter(|spec| wants(spec.name)).collect();
         (group, specs)
     });
-    Ok(chosen.filter(|(_, specs): &(_, Vec<_>)| !specs.is_empty()).collect())
+    Ok(chosen
+        .filter(|(_, specs): &(_, Vec<_>)| !specs.is_empty())
+        .collect())
 }
 
 /// Measures a group's cases; what does not work is in their `error`.
@@ -63,7 +69,12 @@ pub fn measure(group: &Group, specs: &[&Spec], options: &Options, begun: Instant
     }
 }
 
-fn try_measure(group: &Group, specs: &[&Spec], options: &Options, begun: Instant) -> Result<Vec<Case>> {
+fn try_measure(
+    group: &Group,
+    specs: &[&Spec],
+    options: &Options,
+    begun: Instant,
+) -> Result<Vec<Case>> {
     let mut bench = (group.open)(&options.context).context("set up")?;
     let samples = rounds(&mut *bench, 0..options.rounds)?;
     let mut cases = judge(specs, &samples);
@@ -78,7 +89,10 @@ fn try_measure(group: &Group, specs: &[&Spec], options: &Options, begun: Instant
             }
         } else {
             for case in &mut cases {
-                case.notes.push(format!("disturbed, and no time to measure again: {}", disturbed.join("; ")));
+                case.notes.push(format!(
+                    "disturbed, and no time to measure again: {}",
+                    disturbed.join("; ")
+                ));
             }
         }
     }
@@ -92,7 +106,11 @@ fn try_measure(group: &Group, specs: &[&Spec], options: &Options, begun: Instant
 fn rounds(bench: &mut dyn Bench, rounds: std::ops::Range<u32>) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     for round in rounds {
-        samples.extend(bench.round(round).with_context(|| format!("round {round}"))?);
+        samples.extend(
+            bench
+                .round(round)
+                .with_context(|| format!("round {round}"))?,
+        );
     }
     Ok(samples)
 }
@@ -112,14 +130,23 @@ fn judge(specs: &[&Spec], samples: &[Sample]) -> Vec<Case> {
 fn disturbance(case: &Case) -> Option<String> {
     let (side, spread) = case.worst_spread()?;
     let name = &case.name;
-    (spread > SPREAD_MAX).then(|| format!("{name}: the middle half of {side} spreads over {:.0} %", spread * 100.0))
+    (spread > SPREAD_MAX).then(|| {
+        format!(
+            "{name}: the middle half of {side} spreads over {:.0} %",
+            spread * 100.0
+        )
+    })
 }
 
 /// Keeps in `case` what was measured first, and why it was measured again.
 fn repeated(case: &mut Case, first: Case, why: &[String]) {
-    let ratio = first.ratio.map_or_else(|| "none".to_owned(), |ratio| format!("{ratio:.3}"));
-    case.notes
-        .push(format!("measured again (first ratio: {ratio}): {}", why.join("; ")));
+    let ratio = first
+        .ratio
+        .map_or_else(|| "none".to_owned(), |ratio| format!("{ratio:.3}"));
+    case.notes.push(format!(
+        "measured again (first ratio: {ratio}): {}",
+        why.join("; ")
+    ));
     if let Some(still) = disturbance(case) {
         case.notes.push(format!("still disturbed: {still}"));
     }
@@ -199,7 +226,11 @@ mod tests {
         let case = run(play, HOUR);
         assert_eq!(case.ratio, Some(2.0));
         assert_eq!((case.first_runs.len(), case.runs.len()), (8, 8));
-        assert!(case.notes[0].starts_with("measured again"), "{:?}", case.notes);
+        assert!(
+            case.notes[0].starts_with("measured again"),
+            "{:?}",
+            case.notes
+        );
 
         let case = run(play, Duration::ZERO);
         assert!(case.notes[0].contains("no time"), "{:?}", case.notes);
@@ -218,13 +249,22 @@ mod tests {
         let names = |wanted: &[&str]| -> Vec<&str> {
             let wanted: Vec<String> = wanted.iter().map(|&w| w.to_owned()).collect();
             let groups = choose(&wanted, false).unwrap();
-            groups.into_iter().flat_map(|(_, specs)| specs).map(|spec| spec.name).collect()
+            groups
+                .into_iter()
+                .flat_map(|(_, specs)| specs)
+                .map(|spec| spec.name)
+                .collect()
         };
         assert_eq!(names(&["qemu-prealloc"]), ["qemu-prealloc"]);
-        assert_eq!(names(&["guest-job"]), ["guest-job-mean", "guest-job-slowest"]);
+        assert_eq!(
+            names(&["guest-job"]),
+            ["guest-job-mean", "guest-job-slowest"]
+        );
         assert_eq!(names(&["stall", "scaling"]), ["scaling", "stall"]);
         assert!(names(&[]).len() >= 13);
-        let why = choose(&["nonsense".to_owned()], false).unwrap_err().to_string();
+        let why = choose(&["nonsense".to_owned()], false)
+            .unwrap_err()
+            .to_string();
         assert!(why.contains("uml-idle-inflate"), "{why}");
     }
 }

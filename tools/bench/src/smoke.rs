@@ -16,9 +16,13 @@ use crate::report::{JSON, PAGE};
 /// If something is missing or cannot be.
 pub fn check(folder: &Path, names: &[&str]) -> Result<()> {
     let text = std::fs::read_to_string(folder.join(JSON)).context("read the results")?;
-    let cases: Vec<Case> = serde_json::from_str(&text).context("the results are not as they should be")?;
+    let cases: Vec<Case> =
+        serde_json::from_str(&text).context("the results are not as they should be")?;
     let have: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
-    ensure!(have == names, "there are results of {have:?} instead of {names:?}");
+    ensure!(
+        have == names,
+        "there are results of {have:?} instead of {names:?}"
+    );
     for case in &cases {
         sound(case).with_context(|| case.name.clone())?;
     }
@@ -29,7 +33,10 @@ pub fn check(folder: &Path, names: &[&str]) -> Result<()> {
         ensure!(page.contains(name), "the page says nothing of {name}");
     }
     for outside in ["<script src", "<link", "<img", "@import", "url("] {
-        ensure!(!page.contains(outside), "the page needs something from outside: {outside}");
+        ensure!(
+            !page.contains(outside),
+            "the page needs something from outside: {outside}"
+        );
     }
     Ok(())
 }
@@ -38,13 +45,22 @@ fn sound(case: &Case) -> Result<()> {
     if let Some(why) = &case.error {
         anyhow::bail!("not measured: {why}");
     }
-    for (what, value) in [("ours", case.ours), ("reference", case.reference), ("ratio", case.ratio)] {
+    for (what, value) in [
+        ("ours", case.ours),
+        ("reference", case.reference),
+        ("ratio", case.ratio),
+    ] {
         let value = value.with_context(|| format!("there is no {what}"))?;
         ensure!(value.is_finite() && value >= 0.0, "{what} is {value}");
     }
     ensure!(!case.runs.is_empty() && !case.unit.is_empty() && !case.what.is_empty());
     for run in &case.runs {
-        ensure!(run.value.is_finite() && run.value > 0.0, "{} is {}", run.side, run.value);
+        ensure!(
+            run.value.is_finite() && run.value > 0.0,
+            "{} is {}",
+            run.side,
+            run.value
+        );
         let bad = run.figures.iter().find(|(_, value)| !value.is_finite());
         ensure!(bad.is_none(), "{}: {bad:?}", run.side);
     }
@@ -68,7 +84,11 @@ mod tests {
             ratio: Ratio::TimesAsFast,
             bound: Bound::AtLeast(2.0),
         };
-        Case::of(&spec, vec![Run::new(OURS, 0, ours), Run::new(REFERENCE, 0, 10.0)], vec!["n & m".to_owned()])
+        Case::of(
+            &spec,
+            vec![Run::new(OURS, 0, ours), Run::new(REFERENCE, 0, 10.0)],
+            vec!["n & m".to_owned()],
+        )
     }
 
     #[test]

@@ -28,7 +28,11 @@ pub fn mean(values: &[f64]) -> Option<f64> {
 pub fn spread(values: &[f64]) -> Option<f64> {
     let middle = median(values)?;
     let width = quantile(values, 0.75)? - quantile(values, 0.25)?;
-    Some(if middle == 0.0 { 0.0 } else { width / middle.abs() })
+    Some(if middle == 0.0 {
+        0.0
+    } else {
+        width / middle.abs()
+    })
 }
 
 /// Drops digits that nobody reads: keeps four behind the point.

@@ -13,7 +13,7 @@ use vm_runner::host::{Dialect, Host};
 use vm_runner::machine::{self, qemu::Accelerator};
 use vm_runner::paths::{Driver, Guest};
 use vm_runner::session::{Choice, Device, Session, Setup};
-use vm_runner::size::{GIB, KIB};
+use vm_runner::size::{GIB, KIB, MIB};
 
 use crate::case::{Figures, Run};
 use crate::helper;
@@ -112,6 +112,7 @@ impl Subject {
     ///
     /// If something is missing or does not come up.
     pub fn boot(plan: Plan) -> Result<Self> {
+        let begun = Instant::now();
         let folder = machine::run_folder(plan.name)?;
         let setup = Setup {
             memory: plan.memory,
@@ -135,13 +136,19 @@ impl Subject {
         };
         let free = session.account()?.free()?;
         session.load("")?;
-        Ok(Self {
+        let this = Self {
             loaded_kib: less_kib(free, session.account()?.free()?),
             release: session.sh("uname -r")?,
             session,
             folder,
             client,
-        })
+        };
+        tracing::info!(
+            "{}: ready after {:.1?}",
+            this.folder.display(),
+            begun.elapsed()
+        );
+        Ok(this)
     }
 
     /// The guest.
@@ -160,7 +167,14 @@ impl Subject {
     ///
     /// If that fails.
     pub fn bring_helper(&self) -> Result<()> {
-        helper::bring(self.session.machine())
+        let begun = Instant::now();
+        helper::bring(self.session.machine())?;
+        tracing::info!(
+            "{}: has the helper after {:.1?}",
+            self.folder.display(),
+            begun.elapsed()
+        );
+        Ok(())
     }
 
     /// Free memory of the guest now, in bytes.
@@ -201,6 +215,7 @@ impl Subject {
         let cpu = |pid: Option<i32>| pid.map_or(Ok(0.0), host::cpu_ms);
         let (guest_before, daemon_before) = (cpu(Some(guest))?, cpu(daemon)?);
         let from = self.session.actual()?;
+        let interrupts = self.interrupts()?;
         let (ms, counters) = self.travel(bytes)?;
         std::thread::sleep(AFTER);
         let gib = from.abs_diff(bytes) as f64 / GIB as f64;
@@ -230,7 +245,17 @@ impl Subject {
             ] {
                 note(name, count as f64 / gib);
             }
-            ensure!(counters.errors == 0, "the daemon refused {} times", counters.errors);
+            ensure!(
+                counters.errors == 0,
+                "the daemon refused {} times",
+                counters.errors
+            );
+        }
+        if let (Some(before), Some(after)) = (interrupts, self.interrupts()?) {
+            figures.insert(
+                "interrupts_per_gib".to_owned(),
+                tidy((after - before) / gib),
+            );
         }
         Ok(Resize {
             ms,
@@ -239,14 +264,43 @@ impl Subject {
         })
     }
 
+    /// Interrupts of the balloon so far, as the guest counts them; our daemon counts its own.
+    fn interrupts(&self) -> Result<Option<f64>> {
+        if self.client.is_some() {
+            return Ok(None);
+        }
+        let lines = self.session.sh("grep virtio0 /proc/interrupts || true")?;
+        let counts = lines.lines().map(|line| {
+            let words = line.split_whitespace().skip(1);
+            words
+                .map_while(|word| word.parse::<f64>().ok())
+                .sum::<f64>()
+        });
+        Ok(Some(counts.sum()))
+    }
+
     /// Brings the balloon to `bytes`; gives the time in milliseconds, and what the daemon has counted.
     ///
     /// # Errors
     ///
     /// If it does not get there.
     pub fn travel(&self, bytes: u64) -> Result<(f64, Option<Counters>)> {
+        let moved = self.try_travel(bytes)?;
+        tracing::info!(
+            "{}: {} MiB after {:.1} ms",
+            self.folder.display(),
+            bytes / MIB,
+            moved.0
+        );
+        Ok(moved)
+    }
+
+    fn try_travel(&self, bytes: u64) -> Result<(f64, Option<Counters>)> {
         match &self.client {
-            Some(client) => by_daemon(&mut client.lock().unwrap_or_else(PoisonError::into_inner), bytes),
+            Some(client) => by_daemon(
+                &mut client.lock().unwrap_or_else(PoisonError::into_inner),
+                bytes,
+            ),
             None => Ok((by_qemu(&self.session, bytes)?, None)),
         }
     }

@@ -73,7 +73,13 @@ fn run(cli: Cli) -> Result<ExitCode> {
     if cli.list {
         for spec in ALL.iter().flat_map(|group| group.specs) {
             let bound = spec.bound;
-            println!("{:<26} {} {:<6} {}", spec.name, bound.direction(), bound.value(), spec.what);
+            println!(
+                "{:<26} {} {:<6} {}",
+                spec.name,
+                bound.direction(),
+                bound.value(),
+                spec.what
+            );
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -112,14 +118,27 @@ fn run(cli: Cli) -> Result<ExitCode> {
     );
     let shown = std::env::current_dir()?;
     let shown = folder.strip_prefix(&shown).unwrap_or(&folder);
-    println!("{0}/{1}, {0}/{2}", shown.display(), report::JSON, report::PAGE);
+    println!(
+        "{0}/{1}, {0}/{2}",
+        shown.display(),
+        report::JSON,
+        report::PAGE
+    );
     if cli.smoke {
-        let names: Vec<&str> = chosen.iter().flat_map(|(_, specs)| specs).map(|s| s.name).collect();
+        let names: Vec<&str> = chosen
+            .iter()
+            .flat_map(|(_, specs)| specs)
+            .map(|s| s.name)
+            .collect();
         smoke::check(&folder, &names)?;
         println!("bench: the output is sound");
         return Ok(ExitCode::SUCCESS);
     }
     println!("{}", table::summary(&cases));
     let good = cases.iter().all(|case| case.held);
-    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if good {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    })
 }

@@ -37,7 +37,9 @@ pub(super) const GROUP: Group = Group {
             let subject = Subject::boot(plan)?;
             subject.bring_helper()?;
             // Else the kernel mends it in the background, more from round to round.
-            subject.session().sh("echo 0 >/proc/sys/vm/compaction_proactiveness")?;
+            subject
+                .session()
+                .sh("echo 0 >/proc/sys/vm/compaction_proactiveness")?;
             subject
                 .session()
                 .sh(&format!("{HELPER} fragment /mem/fragments {REST}"))?;
@@ -68,7 +70,8 @@ impl Bench for Fragmented {
                 by_size(&buddies)
             );
             if round == 0 {
-                self.notes.push(format!("{side}, free by block size: {}", by_size(&buddies)));
+                self.notes
+                    .push(format!("{side}, free by block size: {}", by_size(&buddies)));
             }
             let before = subject.free()?;
             let mut there = subject.resize(ASKED)?;

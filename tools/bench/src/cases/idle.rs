@@ -61,7 +61,11 @@ pub(super) const UML: Group = Group {
     open: |_| {
         Idle::open(
             vec![
-                (Plan::UML, &[(UML_INFLATE.name, OURS)], &[(UML_DEFLATE.name, OURS)]),
+                (
+                    Plan::UML,
+                    &[(UML_INFLATE.name, OURS)],
+                    &[(UML_DEFLATE.name, OURS)],
+                ),
                 (
                     Plan::UML.c(),
                     &[(UML_INFLATE.name, REFERENCE), (UML_PFN.name, REFERENCE)],
@@ -87,7 +91,11 @@ pub(super) const QEMU: Group = Group {
         Idle::open(
             vec![
                 (plan, &[(QEMU_INFLATE.name, OURS)], &[]),
-                (plan.device(Device::Qemu(&[])).c(), &[(QEMU_INFLATE.name, REFERENCE)], &[]),
+                (
+                    plan.device(Device::Qemu(&[])).c(),
+                    &[(QEMU_INFLATE.name, REFERENCE)],
+                    &[],
+                ),
             ],
             ABOUT_INIT,
         )
@@ -106,7 +114,10 @@ pub(super) const QEMU_NO_INIT: Group = Group {
                 (plan, &[(QEMU_INFLATE_NO_INIT.name, OURS)], &[]),
                 (
                     stock.c(),
-                    &[(QEMU_INFLATE_NO_INIT.name, REFERENCE), (QEMU_PFN.name, REFERENCE)],
+                    &[
+                        (QEMU_INFLATE_NO_INIT.name, REFERENCE),
+                        (QEMU_PFN.name, REFERENCE),
+                    ],
                     &[],
                 ),
                 (stock, &[(QEMU_PFN.name, OURS)], &[]),

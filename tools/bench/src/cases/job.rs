@@ -68,14 +68,26 @@ impl Bench for Job {
         let mut phase = |side: &str, subject: &Subject, resizing: bool| -> Result<()> {
             let Phase { steps, resizes } = run(subject, resizing)?;
             let speed = |ms: f64| (STEP / MIB) as f64 / (ms / 1000.0);
-            for (case, ms) in [(MEAN.name, mean(&steps)), (SLOWEST.name, quantile(&steps, 0.99))] {
+            for (case, ms) in [
+                (MEAN.name, mean(&steps)),
+                (SLOWEST.name, quantile(&steps, 0.99)),
+            ] {
                 let ms = ms.context("the job has not made a single step")?;
                 let figures = Figures::from([
                     ("steps".to_owned(), steps.len() as f64),
                     ("resizes".to_owned(), resizes.len() as f64),
-                    ("resize_ms".to_owned(), tidy(mean(&resizes).unwrap_or_default())),
-                    ("step_median_ms".to_owned(), tidy(quantile(&steps, 0.5).unwrap_or_default())),
-                    ("step_longest_ms".to_owned(), tidy(quantile(&steps, 1.0).unwrap_or_default())),
+                    (
+                        "resize_ms".to_owned(),
+                        tidy(mean(&resizes).unwrap_or_default()),
+                    ),
+                    (
+                        "step_median_ms".to_owned(),
+                        tidy(quantile(&steps, 0.5).unwrap_or_default()),
+                    ),
+                    (
+                        "step_longest_ms".to_owned(),
+                        tidy(quantile(&steps, 1.0).unwrap_or_default()),
+                    ),
                 ]);
                 let run = Run::new(side, round, speed(ms)).with(figures);
                 samples.push(Sample { case, run });
@@ -92,7 +104,8 @@ impl Bench for Job {
         self.ours.close()?;
         self.c.close()?;
         Ok(vec![
-            "The guest has one processor: every microsecond of the driver is taken from the job.".to_owned(),
+            "The guest has one processor: every microsecond of the driver is taken from the job."
+                .to_owned(),
         ])
     }
 }

@@ -49,7 +49,11 @@ struct Prealloc {
 }
 
 impl Prealloc {
-    fn open(context: &Context, case: &'static str, command_line: &'static str) -> Result<Box<dyn Bench>> {
+    fn open(
+        context: &Context,
+        case: &'static str,
+        command_line: &'static str,
+    ) -> Result<Box<dyn Bench>> {
         let subject = Subject::boot(Plan {
             populated: true,
             command_line,

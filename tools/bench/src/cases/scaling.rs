@@ -61,7 +61,8 @@ impl Bench for Scaling {
                 ("guest_memory_on_host_mib", host_memory),
                 ("daemon_memory_mib", daemon_memory),
             ] {
-                run.figures.insert(name.to_owned(), crate::stats::tidy(value));
+                run.figures
+                    .insert(name.to_owned(), crate::stats::tidy(value));
             }
             if *size > 1 {
                 run.figures.insert(JUDGED.to_owned(), 1.0);

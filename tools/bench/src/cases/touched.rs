@@ -43,7 +43,9 @@ impl Bench for Touched {
             .sh(&format!("{HELPER} touch /mem/all {TOUCHED}"))?;
         let there = self.0.resize(3 * GIB)?;
         self.0.resize(0)?;
-        let discard = there.discard_ms.context("the daemon has discarded nothing")?;
+        let discard = there
+            .discard_ms
+            .context("the daemon has discarded nothing")?;
         Ok(vec![
             Sample {
                 case: SPEC.name,

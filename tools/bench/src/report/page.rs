@@ -136,7 +136,9 @@ fn details(html: &mut String, case: &Case) {
         html.push_str("</details>\n");
     }
     if !case.first_runs.is_empty() {
-        html.push_str("<details><summary>Runs of the first attempt, which was disturbed</summary>\n");
+        html.push_str(
+            "<details><summary>Runs of the first attempt, which was disturbed</summary>\n",
+        );
         raw(html, case, &case.first_runs);
         html.push_str("</details>\n");
     }
@@ -175,7 +177,11 @@ fn figures(html: &mut String, case: &Case) {
 
 /// The values of all runs, a line for each side.
 fn raw(html: &mut String, case: &Case, runs: &[Run]) {
-    let _infallible = write!(html, "<div class=\"wide\"><table>\n<tr><th>{}, by round</th></tr>\n", escape(&case.unit));
+    let _infallible = write!(
+        html,
+        "<div class=\"wide\"><table>\n<tr><th>{}, by round</th></tr>\n",
+        escape(&case.unit)
+    );
     for side in sides(runs) {
         let _infallible = write!(html, "<tr><td>{}</td>", escape(side));
         for run in runs.iter().filter(|run| run.side == side) {

@@ -24,6 +24,8 @@ pub const STAGES: [(&str, RGBColor); 4] = [
     ("waiting, nobody works", RGBColor(189, 189, 189)),
 ];
 
+/// Size of letters; the backend makes 14 pixels of it.
+const FONT: f64 = 17.4;
 /// Width of all plots, in pixels.
 const WIDTH: u32 = 940;
 /// Where bars begin: names stand before.
@@ -54,14 +56,19 @@ fn failed(e: impl std::fmt::Display) -> anyhow::Error {
 }
 
 fn text(area: &Area<'_>, words: &str, at: (i32, i32), side: HPos, color: &RGBColor) -> Result<()> {
-    let style = ("sans-serif", 14).into_font().color(color).pos(Pos::new(side, VPos::Center));
-    area.draw(&Text::new(words.to_owned(), at, style)).map_err(failed)
+    let style = ("sans-serif", FONT)
+        .into_font()
+        .color(color)
+        .pos(Pos::new(side, VPos::Center));
+    area.draw(&Text::new(words.to_owned(), at, style))
+        .map_err(failed)
 }
 
 fn bar(area: &Area<'_>, from: (i32, i32), to: i32, color: &RGBColor) -> Result<()> {
     let (x, y) = from;
     let corners = [(x, y - BAR / 2), (to.max(x + 1), y + BAR / 2)];
-    area.draw(&Rectangle::new(corners, color.filled())).map_err(failed)
+    area.draw(&Rectangle::new(corners, color.filled()))
+        .map_err(failed)
 }
 
 /// How many times better than required a case came out: 1 is exactly enough.
@@ -85,7 +92,12 @@ pub fn ratios(cases: &[Case]) -> Result<String> {
 
     let height = 60 + STEP as u32 * cases.len() as u32;
     let margins: Vec<Option<f64>> = cases.iter().map(margin).collect();
-    let known = || margins.iter().flatten().map(|m| m.clamp(1.0 / FURTHEST, FURTHEST));
+    let known = || {
+        margins
+            .iter()
+            .flatten()
+            .map(|m| m.clamp(1.0 / FURTHEST, FURTHEST))
+    };
     let (low, high) = (known().fold(0.5, f64::min), known().fold(2.0, f64::max));
     let x = |margin: f64| {
         let part = (margin.clamp(low, high) / low).ln() / (high / low).ln();
@@ -143,7 +155,9 @@ pub fn breakdown(cases: &[Case]) -> Result<String> {
     let mut rows: Vec<(String, [f64; 4], f64)> = Vec::new();
     for case in cases {
         for side in sides(&case.runs) {
-            let Some(figures) = case.counters.get(side) else { continue };
+            let Some(figures) = case.counters.get(side) else {
+                continue;
+            };
             if let (Some(stages), Some(&total)) = (stages(figures), figures.get("total_ms")) {
                 rows.push((format!("{}, {side}", case.name), stages, total));
             }
@@ -169,7 +183,13 @@ pub fn breakdown(cases: &[Case]) -> Result<String> {
                 }
                 before += stage;
             }
-            text(area, &format!("{} ms", short(*total)), (RIGHT + 10, y), HPos::Left, &INK)?;
+            text(
+                area,
+                &format!("{} ms", short(*total)),
+                (RIGHT + 10, y),
+                HPos::Left,
+                &INK,
+            )?;
         }
         Ok(())
     })
@@ -183,7 +203,10 @@ pub fn breakdown(cases: &[Case]) -> Result<String> {
 pub fn scaling(case: &Case) -> Result<Option<String>> {
     let mut points: Vec<(f64, f64)> = Vec::new();
     for side in sides(&case.runs) {
-        let size = case.counters.get(side).and_then(|figures| figures.get("guest_gib"));
+        let size = case
+            .counters
+            .get(side)
+            .and_then(|figures| figures.get("guest_gib"));
         if let (Some(&size), Some(value)) = (size, crate::case::side(&case.runs, side)) {
             points.push((size, value));
         }
@@ -195,7 +218,10 @@ pub fn scaling(case: &Case) -> Result<Option<String>> {
     };
     let (from, to) = (first.0, last.0);
     let centre = f64::midpoint(most, least);
-    let (low, high) = (centre * (1.0 - case.required), centre * (1.0 + case.required));
+    let (low, high) = (
+        centre * (1.0 - case.required),
+        centre * (1.0 + case.required),
+    );
     let top = points.iter().map(|p| p.1).fold(high, f64::max) * 1.2;
     let svg = draw(360, |area| {
         let mut chart = ChartBuilder::on(area)
@@ -212,19 +238,32 @@ pub fn scaling(case: &Case) -> Result<Option<String>> {
             .y_desc(&case.unit)
             .x_label_formatter(&|x| short(*x))
             .y_label_formatter(&|y| short(*y))
-            .label_style(("sans-serif", 14))
+            .label_style(("sans-serif", FONT))
             .draw()
             .map_err(failed)?;
         let band = Rectangle::new([(from, low), (to, high)], GOOD.mix(0.15).filled());
         chart.draw_series(std::iter::once(band)).map_err(failed)?;
-        let line = LineSeries::new(points.iter().copied(), RGBColor(21, 101, 192).stroke_width(2));
+        let line = LineSeries::new(
+            points.iter().copied(),
+            RGBColor(21, 101, 192).stroke_width(2),
+        );
         chart.draw_series(line).map_err(failed)?;
-        let dots = points.iter().map(|&p| Circle::new(p, 5, RGBColor(21, 101, 192).filled()));
+        let dots = points
+            .iter()
+            .map(|&p| Circle::new(p, 5, RGBColor(21, 101, 192).filled()));
         chart.draw_series(dots).map_err(failed)?;
         let labels = points.iter().map(|&(x, y)| {
-            let words = format!("{} GiB: {}", short(x).trim_end_matches('0').trim_end_matches('.'), short(y));
-            let style = ("sans-serif", 14).into_font().color(&INK);
-            Text::new(words, (x, y + top * 0.08), style.pos(Pos::new(HPos::Center, VPos::Center)))
+            let words = format!(
+                "{} GiB: {}",
+                short(x).trim_end_matches('0').trim_end_matches('.'),
+                short(y)
+            );
+            let style = ("sans-serif", FONT).into_font().color(&INK);
+            Text::new(
+                words,
+                (x, y + top * 0.08),
+                style.pos(Pos::new(HPos::Center, VPos::Center)),
+            )
         });
         chart.draw_series(labels).map_err(failed)?;
         Ok(())
@@ -239,7 +278,10 @@ mod tests {
     use crate::spec::{Bound, Ratio, Spec};
 
     fn figures(values: &[(&str, f64)]) -> Figures {
-        values.iter().map(|&(name, value)| (name.to_owned(), value)).collect()
+        values
+            .iter()
+            .map(|&(name, value)| (name.to_owned(), value))
+            .collect()
     }
 
     #[test]
@@ -267,15 +309,26 @@ mod tests {
             bound: Bound::AtLeast(2.0),
         };
         let seen = figures(&[("total_ms", 10.0), ("guest_cpu_ms", 3.0)]);
-        let runs = vec![Run::new(OURS, 0, 1.0).with(seen), Run::new(REFERENCE, 0, 1000.0)];
+        let runs = vec![
+            Run::new(OURS, 0, 1.0).with(seen),
+            Run::new(REFERENCE, 0, 1000.0),
+        ];
         let cases = [
             Case::of(&spec, runs, Vec::new()),
             Case::failed(&spec, "no".to_owned()),
         ];
         assert_eq!(margin(&cases[0]), Some(500.0));
-        for svg in [ratios(&cases), breakdown(&cases), ratios(&[]), breakdown(&[])] {
+        for svg in [
+            ratios(&cases),
+            breakdown(&cases),
+            ratios(&[]),
+            breakdown(&[]),
+        ] {
             let svg = svg.unwrap();
-            assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"), "{svg}");
+            assert!(
+                svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"),
+                "{svg}"
+            );
             assert!(!svg.contains("NaN"), "{svg}");
         }
         assert!(ratios(&cases).unwrap().contains("a-case"));
@@ -290,7 +343,9 @@ mod tests {
             let seen = figures(&[("guest_gib", size), (JUDGED, 1.0)]);
             Run::new(&format!("{size} GiB"), 0, size.sqrt()).with(seen)
         });
-        let svg = scaling(&Case::of(&spec, runs.to_vec(), Vec::new())).unwrap().unwrap();
+        let svg = scaling(&Case::of(&spec, runs.to_vec(), Vec::new()))
+            .unwrap()
+            .unwrap();
         assert!(svg.contains("64 GiB"));
     }
 }

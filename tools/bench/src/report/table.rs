@@ -43,7 +43,8 @@ pub fn line(case: &Case) -> String {
 
 /// What must be said of a case besides.
 pub fn remarks(case: &Case) -> Vec<String> {
-    let of_the_run = |note: &&String| note.starts_with("measured again") || note.contains("disturbed");
+    let of_the_run =
+        |note: &&String| note.starts_with("measured again") || note.contains("disturbed");
     let notes = case.notes.iter().filter(of_the_run).cloned();
     let error = case.error.iter().map(|why| why.replace('\n', " | "));
     error.chain(notes).collect()
@@ -52,7 +53,11 @@ pub fn remarks(case: &Case) -> Vec<String> {
 /// The last line.
 pub fn summary(cases: &[Case]) -> String {
     let held = cases.iter().filter(|case| case.held).count();
-    let missed: Vec<&str> = cases.iter().filter(|c| !c.held).map(|c| c.name.as_str()).collect();
+    let missed: Vec<&str> = cases
+        .iter()
+        .filter(|c| !c.held)
+        .map(|c| c.name.as_str())
+        .collect();
     match missed.as_slice() {
         [] => format!("bench: all {held} requirements hold"),
         missed => format!(
@@ -88,6 +93,9 @@ mod tests {
         assert!(super::line(&failed).contains("ERROR"));
         assert_eq!(remarks(&failed), ["one | two"]);
         assert_eq!(summary(&[held.clone()]), "bench: all 1 requirements hold");
-        assert_eq!(summary(&[held, failed]), "bench: 1 of 2 requirements hold; not: a-case");
+        assert_eq!(
+            summary(&[held, failed]),
+            "bench: 1 of 2 requirements hold; not: a-case"
+        );
     }
 }
