@@ -39,6 +39,11 @@ void vbrs_helper_virtio_clear_bit(struct virtio_device *vdev, unsigned int fbit)
 	__virtio_clear_bit(vdev, fbit);
 }
 
+void vbrs_helper_virtio_set_bit(struct virtio_device *vdev, unsigned int fbit)
+{
+	__virtio_set_bit(vdev, fbit);
+}
+
 bool vbrs_helper_virtio_has_config(const struct virtio_device *vdev)
 {
 	return vdev->config->get && vdev->config->set;

@@ -75,8 +75,19 @@ impl Device<device::Bound> {
     ///
     /// To be called from [`super::Driver::validate`] only; has no effect on the device later.
     pub(super) fn keep_features(&self, keep: u64) {
+        /// `VHOST_USER_F_PROTOCOL_FEATURES`.
+        const PROTOCOL_FEATURES: u32 = 30;
+
         let drop = self.features() & !keep;
 
+        if drop != 0 && self.is_virtio_uml() {
+            // virtio-uml takes its own bit from among the driver's features, where it was cleared when
+            // they were written first. When they are written again it would lose the bit, and never
+            // stop a queue again.
+            //
+            // SAFETY: As below.
+            unsafe { bindings::virtio_set_bit(self.as_raw(), PROTOCOL_FEATURES) };
+        }
         for bit in (0..u64::BITS).filter(|bit| drop >> bit & 1 == 1) {
             // SAFETY: By the type invariants the device is valid; the driver core calls `validate`
             // with the device locked, so nobody else changes its features.
@@ -150,11 +161,16 @@ impl Device<device::Bound> {
     /// virtio-uml knows only how many queues the other side is ready for, and warns of a question
     /// for more.
     pub(super) fn tells_missing_queues(&self) -> bool {
+        !self.is_virtio_uml()
+    }
+
+    /// Whether the transport is that of User Mode Linux.
+    fn is_virtio_uml(&self) -> bool {
         // SAFETY: By the type invariants the device is valid, and so is its parent's driver while
         // the device is bound; the name is a C string that lives as long.
         let name = unsafe { CStr::from_char_ptr(bindings::virtio_transport(self.as_raw())) };
 
-        name.to_bytes() != b"virtio-uml"
+        name.to_bytes() == b"virtio-uml"
     }
 }
 
