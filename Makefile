@@ -64,6 +64,12 @@ tools: ## build the host daemon, balloonctl and the test runner into build/tools
 	@$(setup) root
 	@tools/setup/build-tools
 
+# What guests are run with, without the bench.
+.PHONY: guest-tools
+guest-tools:
+	@$(setup) root
+	@tools/setup/build-tools -p vm-runner -p vhost-device-balloon -p balloonctl
+
 .PHONY: test-host
 test-host: ## run the tests that need no guest
 	@$(setup) root
@@ -72,11 +78,11 @@ test-host: ## run the tests that need no guest
 ##@ Guests
 
 .PHONY: demo
-demo: modules-stock tools ## show a stock guest giving 3 of its 4 GiB back to the host
+demo: modules-stock guest-tools ## show a stock guest giving 3 of its 4 GiB back to the host
 	@$(vm) demo $(ARGS)
 
 .PHONY: shell
-shell: modules-$(GUEST) tools ## an interactive guest with module and daemon: GUEST=uml|uml-lean|stock|debug
+shell: modules-$(GUEST) guest-tools ## an interactive guest with module and daemon: GUEST=uml|uml-lean|stock|debug
 	@$(vm) shell --guest $(GUEST) $(ARGS)
 
 .PHONY: bench

@@ -61,13 +61,12 @@ pub struct Sample {
 }
 
 /// All there are, in the order of the report.
-pub const ALL: [Group; 10] = [
+pub const ALL: [Group; 9] = [
     idle::UML,
     touched::GROUP,
     idle::QEMU,
     idle::QEMU_NO_INIT,
-    prealloc::DEFAULT,
-    prealloc::NO_INIT_GROUP,
+    prealloc::GROUP,
     fragmented::GROUP,
     scaling::GROUP,
     job::GROUP,

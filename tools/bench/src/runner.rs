@@ -255,7 +255,7 @@ mod tests {
                 .map(|spec| spec.name)
                 .collect()
         };
-        assert_eq!(names(&["qemu-prealloc"]), ["qemu-prealloc"]);
+        assert_eq!(names(&["qemu-prealloc-noinit"]), ["qemu-prealloc-noinit"]);
         assert_eq!(
             names(&["guest-job"]),
             ["guest-job-mean", "guest-job-slowest"]

@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
+use crate::folder;
 use crate::klog;
 use crate::ktap;
-use crate::machine;
 use crate::paths::Guest;
 use crate::results::{self, Tally};
 use crate::scenario::{self, After, Scenario};
@@ -165,7 +165,7 @@ impl Run {
         if let Some(why) = needed.into_iter().find_map(Result::err) {
             return self.reports(|_| End::Skipped(format!("{why:#}")));
         }
-        let folder = match machine::run_folder(&format!("{}-{}", self.guest, self.scenario.name)) {
+        let folder = match folder::create(&format!("{}-{}", self.guest, self.scenario.name)) {
             Ok(folder) => folder,
             Err(e) => return self.reports(|_| End::Failed(format!("{e:#}"))),
         };
@@ -187,8 +187,11 @@ impl Run {
         if let Some(why) = failure {
             let why = format!("{why}\n{}", last_words(&folder));
             self.fail(&mut reports, why);
-        } else if !options.keep {
-            let _gone = fs::remove_dir_all(&folder);
+            folder::keep(&folder);
+        } else if options.keep {
+            folder::keep(&folder);
+        } else {
+            folder::remove(&folder);
         }
         reports
     }

@@ -9,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::folder;
 use crate::host::Dialect;
-use crate::machine::{self, qemu};
+use crate::machine::qemu;
 use crate::paths::{Driver, Guest};
 use crate::session::{Choice, Device, Session, Setup};
 use crate::size::{GIB, MIB};
@@ -135,7 +136,7 @@ fn drive(
     command_line: &'static str,
     accelerator: qemu::Accelerator,
 ) -> Result<Run> {
-    let folder = machine::run_folder(&format!("demo-{}", driver.module()))?;
+    let folder = folder::create(&format!("demo-{}", driver.module()))?;
     let setup = Setup {
         memory: MEMORY,
         device,
@@ -149,52 +150,57 @@ fn drive(
         accelerator,
     };
     step("boots");
-    let session = Session::start(Guest::Stock, setup, choice, &folder)
-        .with_context(|| format!("everything is in {}", folder.display()))?;
-    let run = (|| -> Result<Run> {
-        let release = session.sh("uname -r")?;
-        step(&format!("runs {release}, loads {}", driver.module()));
-        session.load("")?;
-
-        let took = inflate(&session)?;
-        let told = match session.host().daemon() {
-            Ok(daemon) => {
-                let status = daemon.status()?;
-                let requests = status.movement.counters.inflate_requests;
-                Some((status.frontend.protocol, requests))
-            }
-            Err(_) => None,
-        };
-        session.balanced(ASKED)?;
-        let returned = session.returned(ASKED)?;
-        session.alive_and_well()?;
-        let requests = match &told {
-            Some((_, requests)) => format!(" in {requests} requests"),
-            None => String::new(),
-        };
-        step(&format!(
-            "has given {} MiB back to the host in {} ms{requests}",
-            returned / MIB,
-            took.as_millis()
-        ));
-        let back = session.deflate()?;
-        session.sentinel_intact()?;
-        step(&format!("has them again after {} ms", back.as_millis()));
-        session.unload()?;
-        session.finish()?;
-        step("unloaded and powered off, no complaint in its log\n");
-        Ok(Run {
-            took,
-            back,
-            returned,
-            told,
-        })
-    })();
-    session.machine().kill();
+    let run = Session::start(Guest::Stock, setup, choice, &folder).and_then(|session| {
+        let run = steps(&session, driver);
+        session.machine().kill();
+        run
+    });
     if run.is_ok() {
-        std::fs::remove_dir_all(&folder)?;
+        folder::remove(&folder);
+    } else {
+        folder::keep(&folder);
     }
     run.with_context(|| format!("everything is in {}", folder.display()))
+}
+
+fn steps(session: &Session, driver: Driver) -> Result<Run> {
+    let release = session.sh("uname -r")?;
+    step(&format!("runs {release}, loads {}", driver.module()));
+    session.load("")?;
+
+    let took = inflate(session)?;
+    let told = match session.host().daemon() {
+        Ok(daemon) => {
+            let status = daemon.status()?;
+            let requests = status.movement.counters.inflate_requests;
+            Some((status.frontend.protocol, requests))
+        }
+        Err(_) => None,
+    };
+    session.balanced(ASKED)?;
+    let returned = session.returned(ASKED)?;
+    session.alive_and_well()?;
+    let requests = match &told {
+        Some((_, requests)) => format!(" in {requests} requests"),
+        None => String::new(),
+    };
+    step(&format!(
+        "has given {} MiB back to the host in {} ms{requests}",
+        returned / MIB,
+        took.as_millis()
+    ));
+    let back = session.deflate()?;
+    session.sentinel_intact()?;
+    step(&format!("has them again after {} ms", back.as_millis()));
+    session.unload()?;
+    session.finish()?;
+    step("unloaded and powered off, no complaint in its log\n");
+    Ok(Run {
+        took,
+        back,
+        returned,
+        told,
+    })
 }
 
 /// Inflates and shows how far it is.

@@ -78,6 +78,10 @@ fn build(guest: Guest) -> Result<Vec<u8>> {
         0o755,
         &read(&paths::sibling("vbrs-guest")?)?,
     )?;
+    // The bench's own helper, linked like the agent; who does not have it does not need it.
+    if let Ok(helper) = paths::sibling("vbrs-bench-guest") {
+        archive.file("bin/vbrs-bench-guest", 0o755, &read(&helper)?)?;
+    }
     for library in libraries()? {
         let path = library.to_string_lossy();
         archive.file(path.trim_start_matches('/'), 0o755, &read(&library)?)?;

@@ -14,6 +14,7 @@ pub mod check;
 pub mod console;
 pub mod cpio;
 pub mod demo;
+pub mod folder;
 pub mod guest;
 pub mod host;
 pub mod host_memory;

@@ -16,6 +16,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use crate::channel::{Channel, Job};
 use crate::console::{Console, Life};
+use crate::folder;
 use crate::initramfs;
 use crate::paths::Guest;
 use crate::process::{self, Process};
@@ -23,7 +24,7 @@ use crate::size::MIB;
 use crate::wire::{Outcome, Request};
 
 /// How long a command may take if nothing else is said.
-pub const COMMAND: Duration = Duration::from_secs(60);
+pub const COMMAND: Duration = Duration::from_secs(120);
 
 /// What a machine is made of.
 #[derive(Clone, Debug)]
@@ -86,7 +87,7 @@ struct Ends {
 
 /// How long a guest may take to boot; emulation on a busy machine is slow.
 fn boot_time(guest: Guest) -> Duration {
-    Duration::from_secs(if guest.is_uml() { 30 } else { 120 })
+    Duration::from_secs(if guest.is_uml() { 60 } else { 180 })
 }
 
 impl Machine {
@@ -285,25 +286,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Makes a folder for a machine's files: in the build folder, or where its path is short enough for
-/// sockets.
+/// Makes a folder for a machine's files, see [`folder::create`].
 ///
 /// # Errors
 ///
 /// If it cannot be created.
 pub fn run_folder(name: &str) -> Result<PathBuf> {
-    /// `sockaddr_un` has room for 107 characters; the longest name of ours has less than 20.
-    const PATH_MAX: usize = 85;
-
-    let parent = crate::paths::build_folder().join("run");
-    std::fs::create_dir_all(&parent).with_context(|| format!("create {}", parent.display()))?;
-    let prefix = format!("{}.", name.replace('/', "-"));
-    let make = |parent: &Path| tempfile::Builder::new().prefix(&prefix).tempdir_in(parent);
-    let folder = make(&parent)?;
-    if folder.path().as_os_str().len() <= PATH_MAX {
-        return Ok(folder.keep());
-    }
-    Ok(make(&std::env::temp_dir())?.keep())
+    folder::create(name)
 }
 
 /// MiB for a command line; memory is configured in whole ones.

@@ -160,7 +160,7 @@ impl Session {
             &Plan {
                 guest,
                 memory: setup.memory,
-                cpus: setup.cpus,
+                cpus: cpus(setup.cpus),
                 command_line: setup.command_line.to_owned(),
                 balloon,
                 populated: setup.populated,
@@ -487,7 +487,7 @@ impl Session {
     ///
     /// If it never stops changing, or the guest dies.
     pub fn await_standstill(&self, quiet: Duration) -> Result<u64> {
-        const LONGEST: Duration = Duration::from_secs(60);
+        const LONGEST: Duration = Duration::from_secs(120);
 
         let mut last = (self.actual()?, Instant::now());
         let still = poll(LONGEST, || match self.actual() {
@@ -537,12 +537,13 @@ impl Session {
         Ok(begun.elapsed())
     }
 
-    /// How long the balloon may take to any target. Generous: time is not what tests are about.
-    fn patience(&self) -> Duration {
+    /// How long anything may take that takes no time normally. Generous: time is not what tests are
+    /// about, and the machine may be busy.
+    pub fn patience(&self) -> Duration {
         Duration::from_secs(if self.machine.guest().is_uml() {
-            30
-        } else {
             120
+        } else {
+            240
         })
     }
 
@@ -554,7 +555,7 @@ impl Session {
     ///
     /// If any of it differs; the message has the figures.
     pub fn balanced(&self, bytes: u64) -> Result<()> {
-        const SETTLE: Duration = Duration::from_secs(5);
+        const SETTLE: Duration = Duration::from_secs(10);
 
         // What a guest's kernel frees, it frees in its own time.
         let mut wrong = String::new();
@@ -628,7 +629,7 @@ impl Session {
     ///
     /// If less than 95 % were given back.
     pub fn returned(&self, bytes: u64) -> Result<u64> {
-        const SETTLE: Duration = Duration::from_secs(5);
+        const SETTLE: Duration = Duration::from_secs(10);
 
         if !self.setup.populated {
             return Ok(0);
@@ -736,7 +737,7 @@ impl Session {
     ///
     /// If any of it does not hold.
     pub fn left_nothing(&self) -> Result<()> {
-        const SETTLE: Duration = Duration::from_secs(5);
+        const SETTLE: Duration = Duration::from_secs(10);
 
         self.allow_buffers(0);
 
@@ -782,7 +783,7 @@ impl Session {
     ///
     /// If it has complained of anything, is tainted, or does not go down.
     pub fn finish(&self) -> Result<()> {
-        const POWER_OFF: Duration = Duration::from_secs(30);
+        const POWER_OFF: Duration = Duration::from_secs(60);
 
         self.log_is_clean()?;
         self.machine.power_off(POWER_OFF)?;
@@ -828,6 +829,14 @@ impl Session {
             None => Ok(()),
         }
     }
+}
+
+/// The processors a guest gets: as many as `wanted`, unless `VBRS_CPUS` says otherwise.
+fn cpus(wanted: u32) -> u32 {
+    let given = std::env::var("VBRS_CPUS")
+        .ok()
+        .and_then(|text| text.parse().ok());
+    given.unwrap_or(wanted)
 }
 
 fn attribute_path(name: &str) -> String {

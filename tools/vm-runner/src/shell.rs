@@ -9,8 +9,8 @@ use std::time::Duration;
 use anyhow::{Result, bail};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 
+use crate::folder;
 use crate::host::{Dialect, Host};
-use crate::machine;
 use crate::paths::Guest;
 use crate::session::{Choice, Device, Session, Setup};
 use crate::size::show;
@@ -34,7 +34,7 @@ pub fn run(
     parameters: &str,
     command: Option<&str>,
 ) -> Result<ExitCode> {
-    let folder = machine::run_folder(&format!("{guest}-shell"))?;
+    let folder = folder::create(&format!("{guest}-shell"))?;
     let setup = Setup {
         memory,
         device: Device::speaking(Dialect::Bitmap),
@@ -62,7 +62,7 @@ pub fn run(
     if let Host::Daemon(daemon) = session.host() {
         daemon.stop()?;
     }
-    std::fs::remove_dir_all(folder)?;
+    folder::remove(&folder);
     Ok(code)
 }
 

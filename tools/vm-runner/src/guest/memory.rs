@@ -121,24 +121,10 @@ pub fn verify(path: &Path, seed: u64) -> Result<u64> {
         let n = read_full(&mut file, &mut have)?;
         pattern(seed, at, &mut want);
         if have[..n] != want[..n] {
-            let first = have
-                .iter()
-                .zip(&want)
-                .position(|(a, b)| a != b)
-                .unwrap_or(0);
-            let pages = || have[..n].chunks(PAGE).zip(want.chunks(PAGE));
-            let bad = pages().filter(|(a, b)| *a != &b[..a.len()]).count();
-            let zero = pages()
-                .filter(|(a, _)| a.iter().all(|&byte| byte == 0))
-                .count();
             bail!(
-                "{}: differs first at byte {}: {:#04x} instead of {:#04x}; of {} pages there {bad} differ, \
-                 {zero} are all zero",
+                "{}: {}",
                 path.display(),
-                at + first as u64,
-                have[first],
-                want[first],
-                n.div_ceil(PAGE),
+                difference(&have[..n], &want, at, seed)
             );
         }
         at += n as u64;
@@ -146,6 +132,34 @@ pub fn verify(path: &Path, seed: u64) -> Result<u64> {
             return Ok(at);
         }
     }
+}
+
+/// Describes how `have`, read at `at`, differs from `want`.
+fn difference(have: &[u8], want: &[u8], at: u64, seed: u64) -> String {
+    let first = have.iter().zip(want).position(|(a, b)| a != b).unwrap_or(0);
+    let pages = || have.chunks(PAGE).zip(want.chunks(PAGE));
+    let bad = pages().filter(|(a, b)| *a != &b[..a.len()]).count();
+    let zero = pages()
+        .filter(|(a, _)| a.iter().all(|&byte| byte == 0))
+        .count();
+    let mut text = format!(
+        "differs first at byte {}: {:#04x} instead of {:#04x}; of {} pages there {bad} differ, {zero} \
+         are all zero",
+        at + first as u64,
+        have[first],
+        want[first],
+        have.len().div_ceil(PAGE),
+    );
+    // A page that belongs elsewhere tells more than one that is just wrong.
+    let begin = first / PAGE * PAGE;
+    if let Some(word_there) = have.get(begin..begin + 8) {
+        let elsewhere = (0..at + have.len() as u64).step_by(PAGE);
+        let same = |&place: &u64| word(seed, place / 8).to_le_bytes() == word_there;
+        if let Some(place) = elsewhere.into_iter().find(same) {
+            text.push_str(&format!("; the page holds what belongs to byte {place}"));
+        }
+    }
+    text
 }
 
 fn read_full(file: &mut File, buffer: &mut [u8]) -> Result<usize> {
@@ -235,6 +249,13 @@ mod tests {
         file.write_all_at(&[!byte[0]], at).unwrap();
         let why = verify(&path, 42).unwrap_err().to_string();
         assert!(why.contains(&format!("at byte {at}:")), "{why}");
+
+        let mut page = [0; PAGE];
+        file.read_exact_at(&mut page, 7 * PAGE as u64).unwrap();
+        file.write_all_at(&page, 3 * PAGE as u64).unwrap();
+        let why = verify(&path, 42).unwrap_err().to_string();
+        assert!(why.contains("at byte 12288:"), "{why}");
+        assert!(why.contains("belongs to byte 28672"), "{why}");
     }
 
     #[test]

@@ -217,7 +217,7 @@ fn try_kvm() -> Result<bool> {
         .arg(kernel)
         .args([
             "-append",
-            "console=ttyS0 earlyprintk=ttyS0 panic=-1",
+            "console=ttyS0 earlyprintk=ttyS0 edd=off panic=-1",
             "-serial",
             "stdio",
         ])

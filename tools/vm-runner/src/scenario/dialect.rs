@@ -12,7 +12,7 @@ use crate::paths::{Driver, Guest};
 use crate::session::{Device, Session, Setup};
 use crate::size::{MIB, PAGE};
 
-const SOON: Duration = Duration::from_secs(5);
+const SOON: Duration = Duration::from_secs(30);
 
 /// The guest speaks PFN arrays, and they work.
 fn arrays_work(s: &Session) -> Result<()> {

@@ -58,7 +58,7 @@ fn withheld_and_released(s: &Session) -> Result<()> {
     s.target(FULL)?;
     std::thread::sleep(Duration::from_millis(500));
     daemon.faults(&[])?;
-    s.await_actual(FULL, Duration::from_secs(20))?;
+    s.await_actual(FULL, s.patience())?;
     s.balanced(FULL)?;
     s.sentinel_intact()
 }
@@ -82,7 +82,7 @@ fn told_first(s: &Session) -> Result<()> {
         (meanwhile - before) >> 10
     );
     daemon.faults(&[])?;
-    s.await_actual(0, Duration::from_secs(20))?;
+    s.await_actual(0, s.patience())?;
     s.balanced(0)
 }
 
@@ -90,7 +90,7 @@ fn bad_id(s: &Session) -> Result<()> {
     s.resize(8 * MIB)?;
     s.host().daemon()?.faults(&["used-id=12345"])?;
     s.target(FULL)?;
-    s.await_log("id 12345 out of range", Duration::from_secs(10))?;
+    s.await_log("id 12345 out of range", s.patience())?;
     s.alive_and_well()?;
     unloads(s)
 }

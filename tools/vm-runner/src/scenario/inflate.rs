@@ -57,7 +57,7 @@ pub(super) fn random_flips(s: &Session) -> Result<()> {
         };
         s.target(pages * PAGE)?;
         if i % 50 == 0 {
-            s.await_actual(pages * PAGE, Duration::from_secs(60))?;
+            s.await_actual(pages * PAGE, s.patience())?;
             s.balanced(pages * PAGE)?;
         } else {
             std::thread::sleep(Duration::from_millis(random.below(15)));
@@ -75,11 +75,11 @@ fn mid_flight(s: &Session) -> Result<()> {
         let here = s.actual()?;
         s.target(first)?;
         // On the way, if it is not there at once.
-        s.await_balloon(Duration::from_secs(10), "on its way", |actual| {
+        s.await_balloon(s.patience(), "on its way", |actual| {
             actual != here || first == here
         })?;
         s.target(then)?;
-        s.await_actual(then, Duration::from_secs(30))?;
+        s.await_actual(then, s.patience())?;
         s.balanced(then)?;
     }
     daemon.faults(&[])?;

@@ -12,7 +12,7 @@ use crate::session::{Device, Session, Setup};
 use crate::size::{MIB, PAGE};
 
 const FULL: u64 = 144 * MIB + 5 * PAGE;
-const SOON: Duration = Duration::from_secs(10);
+const SOON: Duration = Duration::from_secs(60);
 
 pub(super) fn reload(s: &Session) -> Result<()> {
     for _ in 0..3 {

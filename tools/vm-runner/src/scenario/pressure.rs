@@ -13,7 +13,7 @@ use crate::size::{BLOCK, GIB, MIB, PAGE, show};
 
 const STILL: Duration = Duration::from_millis(1500);
 /// The longest pause between two attempts is 10 s.
-const RESUME: Duration = Duration::from_secs(15);
+const RESUME: Duration = Duration::from_secs(30);
 
 /// What the driver says when the guest cannot spare more.
 const STARVED: &str = "cannot spare more memory";
@@ -126,7 +126,7 @@ pub(super) fn fragmented(s: &Session) -> Result<()> {
     let most = s.account()?.available()?.saturating_sub(14 * MIB) / BLOCK * BLOCK;
     s.machine().sh_within(
         &format!("vbrs-guest fragment /mem/pieces {most}"),
-        Duration::from_secs(120),
+        s.patience(),
     )?;
     let blocks = free_in_blocks(s)?;
     let before = daemon.status()?.counters;
@@ -175,7 +175,7 @@ fn compaction(s: &Session) -> Result<()> {
     let most = s.account()?.available()?.saturating_sub(14 * MIB) / BLOCK * BLOCK;
     s.machine().sh_within(
         &format!("vbrs-guest fragment /mem/pieces {most}"),
-        Duration::from_secs(120),
+        s.patience(),
     )?;
     let target = most / 4 / PAGE * PAGE;
     s.resize(target)?;
@@ -193,7 +193,7 @@ fn compaction(s: &Session) -> Result<()> {
 /// the balloon comes back by itself later.
 fn deflate_on_oom(s: &Session) -> Result<()> {
     /// After an emergency there is a pause, and then it goes slowly.
-    const BACK: Duration = Duration::from_secs(30);
+    const BACK: Duration = Duration::from_secs(60);
 
     ensure!(s.negotiated(2)?, "DEFLATE_ON_OOM is not acknowledged");
     let target = 152 * MIB;
@@ -218,10 +218,21 @@ fn deflate_on_oom(s: &Session) -> Result<()> {
     s.balanced(target)
 }
 
+/// What is needed where the guest is short of memory or compacts it.
+///
+/// One processor: on two, User Mode Linux of 7.3 loses writes of programs whose pages are being moved,
+/// with any balloon driver and without one, since it does not stop the other processor from using a
+/// translation that is no longer valid. The debug kernel has two.
+const TIGHT: Setup = Setup {
+    cpus: 1,
+    ..Setup::USUAL
+};
+
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "unreachable",
         about: "approaches a target above memory, leaves a reserve, resumes when memory is freed",
+        setup: TIGHT,
         parts: &[only(unreachable)],
         seconds: 15,
         ..Scenario::USUAL
@@ -232,7 +243,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         setup: Setup {
             memory: 64 * MIB,
             sentinel: MIB,
-            ..Setup::USUAL
+            ..TIGHT
         },
         parts: &[only(small_guest)],
         ..Scenario::USUAL
@@ -242,7 +253,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "leaves to the guest what reserve_mb says",
         setup: Setup {
             load: Some("reserve_mb=64"),
-            ..Setup::USUAL
+            ..TIGHT
         },
         parts: &[only(reserve_parameter)],
         ..Scenario::USUAL
@@ -255,7 +266,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
                 dialect: Dialect::Bitmap,
                 options: &["--features", "deflate-on-oom,must-tell-host"],
             },
-            ..Setup::USUAL
+            ..TIGHT
         },
         parts: &[only(deflate_on_oom)],
         seconds: 20,
@@ -266,7 +277,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "takes memory that is only used as page cache",
         setup: Setup {
             disk: 192 * MIB,
-            ..Setup::USUAL
+            ..TIGHT
         },
         parts: &[only(cache_heavy)],
         ..Scenario::USUAL
@@ -274,6 +285,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "fragmented",
         about: "inflates a guest without free blocks by single pages",
+        setup: TIGHT,
         parts: &[only(fragmented)],
         seconds: 10,
         ..Scenario::USUAL
@@ -283,7 +295,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "the same with windows of 64 bytes, a few of which cover the guest's pages only in part",
         setup: Setup {
             load: Some("bitmap_bytes=64"),
-            ..Setup::USUAL
+            ..TIGHT
         },
         parts: &[only(fragmented)],
         seconds: 10,
@@ -292,6 +304,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "compaction",
         about: "single pages of the balloon are moved by compaction, and none is lost",
+        setup: TIGHT,
         parts: &[only(compaction)],
         seconds: 10,
         ..Scenario::USUAL
