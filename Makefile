@@ -73,7 +73,7 @@ guest-tools:
 .PHONY: test-host
 test-host: ## run the tests that need no guest
 	@$(setup) root
-	@$(cargo) test $(manifest) --workspace --locked --quiet
+	@$(cargo) test $(manifest) --workspace --release --locked --quiet
 
 ##@ Guests
 

@@ -21,8 +21,9 @@ use rustix::termios::{OptionalActions, Winsize, tcgetattr, tcsetattr, tcsetwinsi
 
 use crate::wire::{End, OUTPUT_MAX, Outcome, Reply, Request, VERSION};
 
-/// How long output is still awaited from children that outlive their command.
-const STRAGGLERS: Duration = Duration::from_millis(200);
+/// How long output is still awaited from children that outlive their command. Long enough for a guest
+/// that is not scheduled for a while: what its pipe still holds must not get lost.
+const STRAGGLERS: Duration = Duration::from_secs(3);
 
 /// What the threads of the agent share.
 struct Agent {
