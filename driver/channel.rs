@@ -240,9 +240,14 @@ impl Channel {
         let window = match self.protocol.max_bitmap_bytes() {
             Some(limit) => {
                 let ring_limit = ring.saturating_sub(1) * Message::PIECE_WORDS * size_of::<u64>();
-                wanted
-                    .at_most(limit.min(u32::try_from(ring_limit).unwrap_or(u32::MAX)))
-                    .ok_or(EINVAL)?
+                let limit = limit.min(u32::try_from(ring_limit).unwrap_or(u32::MAX));
+                wanted.at_most(limit).ok_or_else(|| {
+                    dev_err!(
+                        &*self.link.vdev,
+                        "a ring of {ring} has no room for a page bitmap\n"
+                    );
+                    EINVAL
+                })?
             }
             None => wanted,
         };

@@ -85,7 +85,7 @@ impl Balloon {
                 (Ok(0), _) if self.oom_waiting.load(Relaxed) => {
                     return Some(msecs_to_jiffies(GIVE_WAY_MS));
                 }
-                (Ok(0), Step::Inflate(_)) if self.interrupted() => (),
+                (Ok(0), Step::Inflate(_)) if self.must_give_way() => (),
                 (Ok(0), Step::Deflate(_)) => return Some(msecs_to_jiffies(ISOLATED_MS)),
                 (Ok(0), _) => return Some(self.starved()),
                 (Ok(_), _) => self.pace.lock().moved(),

@@ -191,8 +191,13 @@ impl State {
     }
 
     /// Tells the guest that config space changed, if there is one.
+    ///
+    /// Not before a driver has taken the device, which reads config space by itself then: QEMU up to
+    /// 11.1 does not survive a change that nobody is there for.
     pub fn notify(&self) {
-        let session = lock(&self.inner).session.clone();
+        let inner = lock(&self.inner);
+        let session = inner.session.clone().filter(|_| inner.acked.is_some());
+        drop(inner);
         if let Some(session) = session {
             match session.notify() {
                 Ok(()) => self.tally.config_changes.add(1),
