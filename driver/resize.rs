@@ -43,6 +43,10 @@ const PAGE_BATCH: u64 = 128 << 20;
 /// The most bytes in a step; after each step the target and what the guest can spare are looked up
 /// anew.
 const STEP: u64 = 4 << 30;
+/// The most bytes that are held back in large pieces: 8 MiB.
+const ASIDE: u64 = 8 << 20;
+/// The smallest order of pieces to hold back.
+const ASIDE_ORDER: u32 = 3;
 /// How long to leave the channel to somebody who is out of memory, in milliseconds.
 const GIVE_WAY_MS: u32 = 50;
 /// How long to wait for compaction to put pages back, in milliseconds.
@@ -141,7 +145,9 @@ impl Balloon {
             let mut got = 0;
 
             if batch >= size {
+                let aside = self.set_aside(order);
                 got = self.collect(channel, flight, order, batch)?;
+                drop(aside);
                 channel.flush(Direction::Inflate)?;
                 left -= got;
                 flight = flight.other();
@@ -156,6 +162,23 @@ impl Balloon {
         self.land(channel, flight.other())?;
         self.land(channel, flight)?;
         Ok(self.pages.pages() - before)
+    }
+
+    /// Holds back some of the largest pieces of free memory while blocks or chunks are taken, so that the
+    /// guest is left with more than single pages, from which it could not even start a thread. Single
+    /// pages come from the smallest pieces anyway.
+    fn set_aside(&self, order: u32) -> PageList {
+        let mut aside = PageList::new();
+        let want = (self.reserve() / 2).min(self.page_size().pages_in(ASIDE));
+        let mut size = self.block_order;
+
+        while order > 0 && size >= ASIDE_ORDER && aside.pages() + (1 << size) <= want {
+            match Block::alloc(size) {
+                Some(block) => aside.push(block),
+                None => size -= 1,
+            }
+        }
+        aside
     }
 
     /// Allocates blocks of an order and puts them into messages of a flight. Returns how many pages
