@@ -94,7 +94,7 @@ pub fn run(options: &Options) -> Result<bool> {
                     let Some(run) = lock(&queue).pop_front() else {
                         return;
                     };
-                    let reports = run.execute(options);
+                    let reports = run.execute_twice(options);
                     let mut tally = lock(&tally);
                     for report in reports {
                         report.print();
@@ -155,6 +155,24 @@ impl Run {
     fn cost(&self) -> u64 {
         let emulated = if self.guest.is_uml() { 0 } else { 1000 };
         emulated + self.scenario.seconds
+    }
+
+    /// In User Mode Linux a test that failed is tried once more, and says so: its kernel loses writes of
+    /// programs now and then (see testing.rst), which no driver can help. Other guests get no second try.
+    fn execute_twice(self, options: &Options) -> Vec<Report> {
+        let reports = self.execute(options);
+        let failed = reports.iter().find_map(|report| match &report.end {
+            End::Failed(why) => Some(why.lines().next().unwrap_or_default().to_owned()),
+            _ => None,
+        });
+        let Some(why) = failed.filter(|_| self.guest.is_uml()) else {
+            return reports;
+        };
+        let mut reports = self.execute(options);
+        for report in &mut reports {
+            report.notes.push(format!("SECOND TRY, the first: {why}"));
+        }
+        reports
     }
 
     fn execute(self, options: &Options) -> Vec<Report> {
