@@ -73,6 +73,7 @@ guest-tools:
 .PHONY: test-host
 test-host: ## run the tests that need no guest
 	@$(setup) root
+	@tools/setup/crates restore
 	@$(cargo) test $(manifest) --workspace --release --locked --quiet
 
 ##@ Guests
@@ -103,6 +104,7 @@ check: setup modules-stock modules-uml modules-uml-lean modules-debug tools ## e
 	@$(vm) record --name lint-module -- make lint-module
 	@$(vm) record --name lint-tools -- make lint-tools
 	@$(vm) record --name test-host -- make test-host
+	@tools/setup/crates save
 	@$(vm) record --name bench-smoke -- build/tools/release/vbrs-bench --smoke
 	@$(vm) check --all $(ARGS)
 
@@ -128,6 +130,7 @@ lint-module:
 lint-tools:
 	@$(setup) root
 	@echo '  LINT    tools'
+	@tools/setup/crates restore
 	@$(cargo) clippy $(manifest) --workspace --all-targets --locked --quiet -- -D warnings
 
 ##@ Set-up
