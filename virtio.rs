@@ -5,6 +5,7 @@
 //! C headers: [`include/linux/virtio.h`](srctree/include/linux/virtio.h),
 //! [`include/linux/virtio_config.h`](srctree/include/linux/virtio_config.h)
 
+mod attachment;
 mod config;
 mod device;
 mod driver;

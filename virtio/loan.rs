@@ -5,6 +5,7 @@
 //! C header: [`include/linux/virtio.h`](srctree/include/linux/virtio.h)
 
 use super::{
+    attachment::Attachment,
     event::Event,
     queue::AnyQueue, //
 };
@@ -15,7 +16,6 @@ use core::{
 };
 use kernel::{
     bindings::scatterlist,
-    error::to_result,
     new_mutex,
     new_spinlock,
     prelude::*,
@@ -53,32 +53,16 @@ impl Segments<'_> {
     }
 }
 
-/// What a queue is attached to.
-enum State {
-    /// Nothing: the device, if there is one, has nothing of what was lent.
-    Absent,
-    /// A virtqueue in use.
-    Live(NonNull<bindings::virtqueue>),
-    /// A virtqueue whose device is being reset.
-    Revoked(NonNull<bindings::virtqueue>),
-    /// A virtqueue that is being deleted: the device may still have what was lent.
-    Leaving,
-}
-
 /// A virtqueue for memory that the device may change or discard during a call.
 ///
-/// Locks: `turn` before `state`, which is held for short, in process context only.
-///
-/// # Invariants
-///
-/// A virtqueue in `state` has not been deleted.
+/// Locks: `turn` before `vq`, which is held for short, in process context only.
 #[pin_data]
 pub(crate) struct LoanQueue {
     name: &'static CStr,
     #[pin]
     turn: Mutex<()>,
     #[pin]
-    state: SpinLock<State>,
+    vq: SpinLock<Attachment>,
     #[pin]
     used: Event,
 }
@@ -86,7 +70,7 @@ pub(crate) struct LoanQueue {
 // SAFETY: A virtqueue can be used from any thread.
 unsafe impl Send for LoanQueue {}
 
-// SAFETY: All operations on the virtqueue are serialised by `state`.
+// SAFETY: All operations on the virtqueue are serialised by `vq`.
 unsafe impl Sync for LoanQueue {}
 
 impl LoanQueue {
@@ -98,7 +82,7 @@ impl LoanQueue {
         pin_init!(Self {
             name,
             turn <- new_mutex!((), "LoanQueue::turn"),
-            state <- new_spinlock!(State::Absent, "LoanQueue::state"),
+            vq <- new_spinlock!(Attachment::Absent, "LoanQueue::vq"),
             used <- Event::new(),
         })
     }
@@ -109,11 +93,7 @@ impl LoanQueue {
     ///
     /// [`ENODEV`] if the queue is revoked.
     pub(crate) fn capacity(&self) -> Result<c_uint> {
-        match &*self.state.lock() {
-            // SAFETY: By the type invariants the virtqueue is live.
-            State::Live(vq) => Ok(unsafe { bindings::virtqueue_get_vring_size(vq.as_ptr()) }),
-            _ => Err(ENODEV),
-        }
+        Ok(self.vq.lock().live()?.ring_size())
     }
 
     /// Lends memory to the device, and waits until the device has given it back, or has been reset
@@ -126,38 +106,23 @@ impl LoanQueue {
     /// certainly, dealt with the memory.
     pub(crate) fn lend(&self, segments: &Segments<'_>) -> Result {
         let _turn = self.turn.lock();
-        let state = self.state.lock();
-        let State::Live(vq) = &*state else {
-            return Err(ENODEV);
-        };
+        let attachment = self.vq.lock();
+        let vq = attachment.live()?;
 
-        // SAFETY: By the type invariants the virtqueue is live, and the memory is nobody else's until
-        // this returns. The token is never looked at, it only must not be null. Indirect descriptors
-        // are not negotiated, so nothing is allocated.
-        to_result(unsafe {
-            bindings::virtqueue_add_inbuf(
-                vq.as_ptr(),
-                segments.table,
-                segments.entries,
-                core::ptr::from_ref(self).cast_mut().cast(),
-                kernel::bindings::GFP_NOWAIT,
-            )
-        })?;
-        // SAFETY: As above. If the device cannot be told it will be reset before long.
-        unsafe { bindings::virtqueue_kick(vq.as_ptr()) };
-        drop(state);
+        // SAFETY: The memory is nobody else's until this returns. The token is never looked at.
+        unsafe { vq.add_in(segments.table, segments.entries, NonNull::from(self).cast()) }?;
+        // If the device cannot be told it will be reset before long.
+        let _ = vq.kick();
+        drop(attachment);
         loop {
-            match &*self.state.lock() {
-                State::Live(vq) => {
-                    let mut len = 0;
-                    // SAFETY: By the type invariants the virtqueue is live.
-                    let token = unsafe { bindings::virtqueue_get_buf(vq.as_ptr(), &mut len) };
-                    if !token.is_null() {
+            match &*self.vq.lock() {
+                attachment @ Attachment::Live(_) => {
+                    if let Ok(Some(_)) = attachment.live().and_then(|vq| vq.take()) {
                         return Ok(());
                     }
                 }
-                State::Absent => return Err(ENODEV),
-                State::Revoked(_) | State::Leaving => (),
+                Attachment::Absent => return Err(ENODEV),
+                Attachment::Revoked(_) | Attachment::Leaving => (),
             }
             self.used.wait(msecs_to_jiffies(Self::SLICE_MS));
         }
@@ -171,7 +136,7 @@ impl AnyQueue for LoanQueue {
 
     unsafe fn attach(&self, vq: NonNull<bindings::virtqueue>) {
         // INVARIANT: The caller guarantees that `vq` is valid until `reclaim`.
-        *self.state.lock() = State::Live(vq);
+        *self.vq.lock() = Attachment::Live(vq);
     }
 
     fn on_used(&self) {
@@ -179,25 +144,16 @@ impl AnyQueue for LoanQueue {
     }
 
     fn revoke(&self) {
-        let mut state = self.state.lock();
-        if let State::Live(vq) = &*state {
-            *state = State::Revoked(*vq);
-        }
+        self.vq.lock().revoke();
     }
 
     fn reclaim(&self) {
-        let mut state = self.state.lock();
-        let (State::Live(vq) | State::Revoked(vq)) = &*state else {
-            return;
-        };
-        // SAFETY: By the type invariants the virtqueue has not been deleted yet. There is one token
-        // at most, which is not looked at.
-        while !unsafe { bindings::virtqueue_detach_unused_buf(vq.as_ptr()) }.is_null() {}
-        *state = State::Leaving;
+        // There is one token at most, which is not looked at.
+        self.vq.lock().detach(|_| ());
     }
 
     fn release(&self) {
-        *self.state.lock() = State::Absent;
+        *self.vq.lock() = Attachment::Absent;
         self.used.signal();
     }
 }

@@ -9,6 +9,10 @@
 //! C header: [`include/linux/virtio.h`](srctree/include/linux/virtio.h)
 
 use super::{
+    attachment::{
+        Attachment,
+        Virtqueue, //
+    },
     event::Event,
     message::Message, //
 };
@@ -18,22 +22,11 @@ use core::{
     ptr::NonNull, //
 };
 use kernel::{
-    error::to_result,
     new_spinlock,
     prelude::*,
     sync::SpinLock,
     time::Jiffies, //
 };
-
-/// What a queue is attached to.
-enum State {
-    /// Nothing: the queue has not been found yet, or has been deleted.
-    Absent,
-    /// A virtqueue in use.
-    Live(NonNull<bindings::virtqueue>),
-    /// A virtqueue whose device is being reset: nothing may be added or taken any more.
-    Revoked(NonNull<bindings::virtqueue>),
-}
 
 /// When the device should interrupt.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -48,18 +41,18 @@ pub(crate) enum Interrupts {
 ///
 /// Once the queue is revoked every operation fails with [`ENODEV`].
 ///
-/// Locks: `state` before `returned`; both are held for short, in process context only. Interrupts only
+/// Locks: `vq` before `returned`; both are held for short, in process context only. Interrupts only
 /// signal `used`.
 ///
 /// # Invariants
 ///
-/// A virtqueue in `state` has not been deleted, and all tokens in it are `KBox<Message<T>>`.
+/// All tokens in the virtqueue are `KBox<Message<T>>`.
 #[pin_data]
 pub(crate) struct Queue<T: Send + 'static> {
     name: &'static CStr,
     interrupts: Interrupts,
     #[pin]
-    state: SpinLock<State>,
+    vq: SpinLock<Attachment>,
     #[pin]
     returned: SpinLock<Option<KBox<Message<T>>>>,
     #[pin]
@@ -70,7 +63,7 @@ pub(crate) struct Queue<T: Send + 'static> {
 // SAFETY: A virtqueue can be used from any thread, and messages are `Send` if `T` is.
 unsafe impl<T: Send + 'static> Send for Queue<T> {}
 
-// SAFETY: All operations on the virtqueue are serialised by `state`.
+// SAFETY: All operations on the virtqueue are serialised by `vq`.
 unsafe impl<T: Send + 'static> Sync for Queue<T> {}
 
 impl<T: Send + 'static> Queue<T> {
@@ -79,18 +72,15 @@ impl<T: Send + 'static> Queue<T> {
         pin_init!(Self {
             name,
             interrupts,
-            state <- new_spinlock!(State::Absent, "Queue::state"),
+            vq <- new_spinlock!(Attachment::Absent, "Queue::vq"),
             returned <- new_spinlock!(None, "Queue::returned"),
             used <- Event::new(),
             _tokens: PhantomData,
         })
     }
 
-    fn with_live<R>(&self, f: impl FnOnce(NonNull<bindings::virtqueue>) -> Result<R>) -> Result<R> {
-        match &*self.state.lock() {
-            State::Live(vq) => f(*vq),
-            State::Absent | State::Revoked(_) => Err(ENODEV),
-        }
+    fn with_live<R>(&self, f: impl FnOnce(Virtqueue<'_>) -> Result<R>) -> Result<R> {
+        f(self.vq.lock().live()?)
     }
 
     /// The number of descriptors in the ring.
@@ -99,11 +89,7 @@ impl<T: Send + 'static> Queue<T> {
     ///
     /// [`ENODEV`] if the queue is revoked.
     pub(crate) fn ring_size(&self) -> Result<usize> {
-        self.with_live(|vq| {
-            // SAFETY: By the type invariants the virtqueue is live.
-            let size = unsafe { bindings::virtqueue_get_vring_size(vq.as_ptr()) };
-            Ok(usize::try_from(size)?)
-        })
+        self.with_live(|vq| Ok(usize::try_from(vq.ring_size())?))
     }
 
     /// Gives a message to the device, which is told by [`Queue::kick`]. Allocates nothing.
@@ -116,30 +102,23 @@ impl<T: Send + 'static> Queue<T> {
         &self,
         mut message: KBox<Message<T>>,
     ) -> Result<(), (KBox<Message<T>>, Error)> {
-        let state = self.state.lock();
-        let State::Live(vq) = &*state else {
-            return Err((message, ENODEV));
+        let attachment = self.vq.lock();
+        let vq = match attachment.live() {
+            Ok(vq) => vq,
+            Err(e) => return Err((message, e)),
         };
         let (table, entries) = message.scatterlist();
         if entries == 0 {
             return Err((message, EINVAL));
         }
         let token = KBox::into_raw(message);
-        // SAFETY: By the type invariants the virtqueue is live. What the scatter list describes is
-        // owned by `token`, which comes back to Rust only when the device has used it or cannot
-        // reach it any more. The scatter list itself is only read during the call. Indirect
-        // descriptors are not negotiated, so nothing is allocated.
-        let ret = unsafe {
-            bindings::virtqueue_add_outbuf(
-                vq.as_ptr(),
-                table,
-                entries,
-                token.cast(),
-                kernel::bindings::GFP_NOWAIT,
-            )
-        };
+        // SAFETY: `into_raw` never returns null.
+        let raw = unsafe { NonNull::new_unchecked(token.cast()) };
+        // SAFETY: What the scatter list describes is owned by `token`, which comes back to Rust only when
+        // the device has used it or cannot reach it any more.
+        let added = unsafe { vq.add_out(table, entries, raw) };
         // SAFETY: On error the virtqueue has not taken `token`, which comes from `KBox::into_raw`.
-        to_result(ret).map_err(|e| (unsafe { KBox::from_raw(token) }, e))
+        added.map_err(|e| (unsafe { KBox::from_raw(token) }, e))
     }
 
     /// Tells the device that there are new messages.
@@ -148,14 +127,7 @@ impl<T: Send + 'static> Queue<T> {
     ///
     /// [`EIO`] if the device is broken, [`ENODEV`] if the queue is revoked.
     pub(crate) fn kick(&self) -> Result {
-        self.with_live(|vq| {
-            // SAFETY: By the type invariants the virtqueue is live.
-            if unsafe { bindings::virtqueue_kick(vq.as_ptr()) } {
-                Ok(())
-            } else {
-                Err(EIO)
-            }
-        })
+        self.with_live(|vq| vq.kick())
     }
 
     /// Takes a message that the device has used, if there is one.
@@ -165,19 +137,11 @@ impl<T: Send + 'static> Queue<T> {
     /// [`EIO`] if the device is broken, [`ENODEV`] if the queue is revoked.
     pub(crate) fn take_used(&self) -> Result<Option<KBox<Message<T>>>> {
         self.with_live(|vq| {
-            let mut len = 0;
-            // SAFETY: By the type invariants the virtqueue is live.
-            let token = unsafe { bindings::virtqueue_get_buf(vq.as_ptr(), &mut len) };
-            if let Some(token) = NonNull::new(token) {
-                // SAFETY: By the type invariants every token is a `KBox<Message<T>>`. The C side has
-                // checked the id that the device gave, and has removed the token from the queue.
-                return Ok(Some(unsafe { KBox::from_raw(token.as_ptr().cast()) }));
-            }
-            // SAFETY: As above.
-            if unsafe { bindings::virtqueue_is_broken(vq.as_ptr()) } {
-                return Err(EIO);
-            }
-            Ok(None)
+            let taken = vq.take()?;
+
+            // SAFETY: By the type invariants every token is a `KBox<Message<T>>`, and this one is no
+            // longer in the virtqueue.
+            Ok(taken.map(|(token, _)| unsafe { KBox::from_raw(token.as_ptr().cast()) }))
         })
     }
 
@@ -187,10 +151,7 @@ impl<T: Send + 'static> Queue<T> {
     /// For one waiter at a time. Must be called from a context that may sleep.
     pub(crate) fn wait(&self, timeout: Jiffies) {
         if self.interrupts == Interrupts::WhileWaiting {
-            let more = self.with_live(|vq| {
-                // SAFETY: By the type invariants the virtqueue is live.
-                Ok(unsafe { !bindings::virtqueue_enable_cb(vq.as_ptr()) })
-            });
+            let more = self.with_live(|vq| Ok(vq.enable_interrupts()));
             if more != Ok(false) {
                 return;
             }
@@ -202,11 +163,9 @@ impl<T: Send + 'static> Queue<T> {
     /// Tells the device not to interrupt, if nobody waits.
     fn set_quiet(&self) {
         if self.interrupts == Interrupts::WhileWaiting {
-            let _ = self.with_live(|vq| {
-                // SAFETY: By the type invariants the virtqueue is live.
-                unsafe { bindings::virtqueue_disable_cb(vq.as_ptr()) };
-                Ok(())
-            });
+            if let Ok(vq) = self.vq.lock().live() {
+                vq.disable_interrupts();
+            }
         }
     }
 }
@@ -244,7 +203,7 @@ impl<T: Send + 'static> AnyQueue for Queue<T> {
 
     unsafe fn attach(&self, vq: NonNull<bindings::virtqueue>) {
         // INVARIANT: The caller guarantees that `vq` is valid until `reclaim` and has no tokens.
-        *self.state.lock() = State::Live(vq);
+        *self.vq.lock() = Attachment::Live(vq);
         self.set_quiet();
     }
 
@@ -253,37 +212,25 @@ impl<T: Send + 'static> AnyQueue for Queue<T> {
     }
 
     fn revoke(&self) {
-        let mut state = self.state.lock();
-        if let State::Live(vq) = &*state {
-            *state = State::Revoked(*vq);
-        }
-        drop(state);
+        self.vq.lock().revoke();
         self.used.signal();
     }
 
     fn reclaim(&self) {
-        let mut state = self.state.lock();
-        let (State::Live(vq) | State::Revoked(vq)) = &*state else {
-            return;
-        };
-        let vq = *vq;
-        loop {
-            // SAFETY: By the type invariants the virtqueue has not been deleted yet.
-            let token = unsafe { bindings::virtqueue_detach_unused_buf(vq.as_ptr()) };
-            let Some(token) = NonNull::new(token) else {
-                break;
-            };
-            // SAFETY: By the type invariants every token is a `KBox<Message<T>>`; the C side has
-            // removed it from the queue.
+        self.vq.lock().detach(|token| {
+            // SAFETY: By the type invariants every token is a `KBox<Message<T>>`, and this one is no
+            // longer in the virtqueue.
             let mut message: KBox<Message<T>> = unsafe { KBox::from_raw(token.as_ptr().cast()) };
             let mut returned = self.returned.lock();
+
             message.next = returned.take();
             *returned = Some(message);
-        }
-        *state = State::Absent;
+        });
     }
 
     fn release(&self) {
+        *self.vq.lock() = Attachment::Absent;
+
         let mut chain = self.returned.lock().take();
         // One by one: dropping a chain at once would recurse.
         while let Some(mut message) = chain {
