@@ -2,11 +2,13 @@
 /* What bindgen reads for `bindings.rs`: headers, and macros made into constants. */
 #include <linux/balloon.h>
 #include <linux/gfp.h>
+#include <linux/memory.h>
 #include <linux/migrate.h>
 #include <linux/mmzone.h>
 #include <linux/oom.h>
 #include <linux/page_reporting.h>
 #include <linux/poison.h>
+#include <linux/shrinker.h>
 #include <linux/sort.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
@@ -37,6 +39,8 @@ const u8 RUST_CONST_HELPER_VBRS_PAGE_POISON = PAGE_POISON;
 const unsigned int RUST_CONST_HELPER_VBRS_REPORTING_ORDER =
 	PAGE_SHIFT == 16 ? 5 : PAGE_REPORTING_ORDER_UNSPECIFIED;
 const unsigned int RUST_CONST_HELPER_VBRS_WQ_FREEZABLE_UNBOUND = WQ_FREEZABLE | WQ_UNBOUND;
+/* Signed, since bindgen makes no constant of the largest unsigned long. */
+const long RUST_CONST_HELPER_VBRS_SHRINK_STOP = (long)SHRINK_STOP;
 
 /* `bindings.rs` compares these with what Rust makes of the same types. */
 const size_t RUST_CONST_HELPER_VBRS_SIZEOF_VIRTIO_DEVICE = sizeof(struct virtio_device);

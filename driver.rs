@@ -5,8 +5,10 @@
 mod balloon;
 mod channel;
 mod device;
+mod hint;
 mod knobs;
 mod migrate;
+mod offline;
 mod oom;
 mod pace;
 mod params;

@@ -6,7 +6,9 @@
 #include <linux/balloon.h>
 #include <linux/crash_dump.h>
 #include <linux/device.h>
+#include <linux/memory.h>
 #include <linux/mm.h>
+#include <linux/pm_wakeup.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
 #include <linux/virtio.h>
@@ -66,9 +68,29 @@ const char *vbrs_helper_virtio_transport(const struct virtio_device *vdev)
 	return vdev->dev.parent ? dev_driver_string(vdev->dev.parent) : "";
 }
 
+void vbrs_helper_device_set_wakeup_capable(struct device *dev, bool capable)
+{
+	device_set_wakeup_capable(dev, capable);
+}
+
+void vbrs_helper_pm_stay_awake(struct device *dev)
+{
+	pm_stay_awake(dev);
+}
+
+void vbrs_helper_pm_relax(struct device *dev)
+{
+	pm_relax(dev);
+}
+
 void vbrs_helper_sg_set_buf(struct scatterlist *sg, const void *buf, unsigned int len)
 {
 	sg_set_buf(sg, buf, len);
+}
+
+void vbrs_helper_sg_set_block(struct scatterlist *sg, struct page *page, unsigned int order)
+{
+	sg_set_page(sg, page, PAGE_SIZE << order, 0);
 }
 
 void vbrs_helper_cond_resched(void)
@@ -180,6 +202,16 @@ void vbrs_helper_count_inflate(long n)
 void vbrs_helper_count_deflate(long n)
 {
 	count_vm_events(BALLOON_DEFLATE, n);
+}
+
+int vbrs_helper_register_memory_notifier(struct notifier_block *nb)
+{
+	return register_memory_notifier(nb);
+}
+
+void vbrs_helper_unregister_memory_notifier(struct notifier_block *nb)
+{
+	unregister_memory_notifier(nb);
 }
 
 bool vbrs_helper_is_kdump_kernel(void)

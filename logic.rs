@@ -6,6 +6,7 @@
 #![forbid(unsafe_code)]
 
 pub(crate) mod features;
+pub(crate) mod hint;
 pub(crate) mod oom;
 pub(crate) mod stats;
 pub(crate) mod target;

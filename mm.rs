@@ -6,9 +6,11 @@ mod balloon;
 mod batch;
 mod block;
 mod memory;
+mod offline;
 mod oom;
 mod poison;
 mod reporting;
+mod shrinker;
 mod stats;
 
 #[cfg(CONFIG_VM_EVENT_COUNTERS)]
@@ -29,6 +31,10 @@ pub(crate) use self::{
         total_pages,
         PAGE_SHIFT, //
     },
+    offline::{
+        OfflineHandler,
+        OfflineNotifier, //
+    },
     oom::{
         OomHandler,
         OomNotifier, //
@@ -40,6 +46,10 @@ pub(crate) use self::{
     reporting::{
         PageReporting,
         Report, //
+    },
+    shrinker::{
+        Shrink,
+        Shrinker, //
     },
     stats::MemoryNow, //
 };

@@ -6,6 +6,7 @@
 //! [`include/linux/virtio_config.h`](srctree/include/linux/virtio_config.h)
 
 mod attachment;
+mod blocks;
 mod config;
 mod device;
 mod driver;
@@ -15,6 +16,10 @@ mod message;
 mod queue;
 
 pub(crate) use self::{
+    blocks::{
+        BlockQueue,
+        Used, //
+    },
     config::Config,
     device::{
         Device,

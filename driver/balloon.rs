@@ -9,7 +9,10 @@ use super::{
         Patience,
         Queue, //
     },
-    device::negotiate,
+    device::{
+        negotiate,
+        Stage, //
+    },
     migrate::SharedChannel,
     pace::Pace,
     params::Params, //
@@ -46,8 +49,10 @@ use kernel::{
     sync::{
         atomic::{
             Atomic,
+            Full,
             Relaxed, //
         },
+        barrier::smp_mb,
         Arc,
         Mutex, //
     },
@@ -94,8 +99,8 @@ pub(super) struct Balloon {
     pub(super) pace: Mutex<Pace>,
     #[pin]
     pub(super) oom: Mutex<OomPace>,
-    /// Set while somebody who is out of memory waits for the channel.
-    pub(super) oom_waiting: Atomic<bool>,
+    /// How many wait for the channel because memory is wanted back at once.
+    pub(super) waiting: Atomic<u32>,
     #[pin]
     pub(super) knobs: Mutex<Knobs>,
     born: Instant<Monotonic>,
@@ -112,16 +117,8 @@ impl Balloon {
         config: Arc<virtio::Config>,
     ) -> Result<impl PinInit<Self, Error>> {
         let params = Params::read()?;
-        let negotiated = negotiate(vdev, &config, &params)?;
-        let acknowledged = Features(vdev.features());
-        let agrees = |bit, speaks| acknowledged.has(bit) == speaks;
-        if !agrees(
-            wire::F_PAGE_BITMAP,
-            matches!(negotiated.protocol, Protocol::PageBitmap(_)),
-        ) || !agrees(
-            wire::F_PAGE_BITMAP_2016,
-            negotiated.protocol == Protocol::PageBitmap2016,
-        ) {
+        let negotiated = negotiate(vdev, &config, &params, Stage::Acknowledged)?;
+        if negotiated.features != Features(vdev.features()) {
             // The host would take one thing for another.
             dev_err!(vdev, "the device has changed its mind about page bitmaps\n");
             return Err(EPROTO);
@@ -170,7 +167,7 @@ impl Balloon {
                 "Balloon::pace"
             ),
             oom <- new_mutex!(OomPace::new(), "Balloon::oom"),
-            oom_waiting: Atomic::new(false),
+            waiting: Atomic::new(0),
             knobs <- new_mutex!(Knobs {
                     max_order: largest,
                     window: params.window,
@@ -187,6 +184,30 @@ impl Balloon {
     /// The device has changed its config space. Can be called from any context.
     pub(super) fn config_changed(&self) {
         self.changes.add(1, Relaxed);
+        // After the count, see `rest`.
+        smp_mb(Full);
+        self.link.vdev.stay_awake();
+    }
+
+    /// The work is done, or cannot go on now: the system may sleep. Not if the device has changed its config
+    /// space since the last look at it.
+    pub(super) fn rest(&self) {
+        self.link.vdev.relax();
+        // Whoever counts a change after this has not called `stay_awake` yet.
+        smp_mb(Full);
+        if self.has_changed() {
+            self.link.vdev.stay_awake();
+        }
+    }
+
+    /// Whether the target may be another than when the step began.
+    fn has_changed(&self) -> bool {
+        self.changes.load(Relaxed) != self.step_changes.load(Relaxed)
+    }
+
+    /// How often the device has changed its config space.
+    pub(super) fn changes(&self) -> u32 {
+        self.changes.load(Relaxed)
     }
 
     /// The size of a guest page.
@@ -261,11 +282,14 @@ impl Balloon {
         self.pace.lock().attempt(changes);
     }
 
-    /// Whether the target may be another than when the step began, or the channel is wanted by
-    /// somebody who is out of memory.
+    /// Whether somebody who wants memory back waits for the channel.
+    pub(super) fn is_wanted(&self) -> bool {
+        self.waiting.load(Relaxed) > 0
+    }
+
+    /// Whether the target may be another than when the step began, or the channel is wanted by somebody else.
     pub(super) fn interrupted(&self) -> bool {
-        self.changes.load(Relaxed) != self.step_changes.load(Relaxed)
-            || self.oom_waiting.load(Relaxed)
+        self.has_changed() || self.is_wanted()
     }
 
     /// Milliseconds since the device was probed.
@@ -304,6 +328,9 @@ impl Balloon {
 
 impl Job for Balloon {
     fn run(&self) -> Option<Jiffies> {
-        self.resize()
+        let again = self.resize();
+
+        self.rest();
+        again
     }
 }

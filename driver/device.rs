@@ -5,7 +5,12 @@
 use super::{
     balloon::Balloon,
     channel::Channel,
+    hint::{
+        HintPart,
+        Hints, //
+    },
     knobs,
+    offline::OfflineDeflate,
     oom::OomDeflate,
     params::Params,
     report::ReportPart,
@@ -28,8 +33,10 @@ use crate::{
     },
     mm::{
         self,
+        OfflineNotifier,
         OnFree,
-        OomNotifier, //
+        OomNotifier,
+        Shrinker, //
     },
     sysfs,
     virtio,
@@ -59,6 +66,7 @@ pub(crate) struct BalloonData {
     task: Arc<Task<Balloon>>,
     pub(super) balloon: Arc<Balloon>,
     stats: Option<StatsPart>,
+    hint: Option<HintPart>,
     report: Option<Pin<KBox<ReportPart>>>,
 }
 
@@ -70,6 +78,15 @@ impl BalloonData {
         if let Some(part) = &self.stats {
             part.task.disable();
         }
+        if let Some(part) = &self.hint {
+            part.stop();
+        }
+        self.balloon.link.vdev.relax();
+    }
+
+    /// The number of the queue for hints: it comes after that for statistics.
+    fn hint_queue(&self) -> usize {
+        StatsPart::QUEUE + usize::from(self.stats.is_some())
     }
 }
 
@@ -94,6 +111,17 @@ impl StatsPart {
 /// What exists only while the device is in use.
 pub(crate) struct Running {
     _oom: Option<Pin<KBox<OomNotifier<OomDeflate>>>>,
+    _offline: Pin<KBox<OfflineNotifier<OfflineDeflate>>>,
+    _shrinker: Option<Shrinker<Hints>>,
+}
+
+/// How far the negotiation is.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Stage {
+    /// The device's features are those that it offers.
+    Offered,
+    /// They are those that were acknowledged.
+    Acknowledged,
 }
 
 /// Negotiates, from the device's features and its announcement. May sleep.
@@ -101,11 +129,11 @@ pub(super) fn negotiate(
     vdev: &virtio::Device<Bound>,
     config: &virtio::Config,
     params: &Params,
+    stage: Stage,
 ) -> Result<Negotiated> {
     let offered = Features(vdev.features());
-    let has_room = vdev
-        .config_len()
-        .is_none_or(|len| u32_as_usize(len) >= wire::CONFIG_LEN);
+    let config_len = vdev.config_len().map(u32_as_usize);
+    let has_room = config_len.is_none_or(|len| len >= wire::CONFIG_LEN);
     let announcement = if offered.has(wire::F_PAGE_BITMAP) && has_room {
         let bytes = config.read::<{ Announcement::LEN }>(wire::CONFIG_ANNOUNCEMENT)?;
         Some(Announcement::decode(&bytes))
@@ -118,6 +146,9 @@ pub(super) fn negotiate(
         &Circumstances {
             announcement,
             dialect_2016: params.dialect_2016,
+            // What was acknowledged was certain then.
+            hint_field: stage == Stage::Acknowledged
+                || config_len.is_some_and(|len| len >= wire::CONFIG_POISON_VAL),
             // Not known before there are queues; see `start`.
             free_page_queue: false,
             poison: poison(),
@@ -155,7 +186,7 @@ impl virtio::Driver for BalloonDriver {
     }
 
     fn validate(vdev: &virtio::Device<Bound>, config: &virtio::Config) -> Result<u64> {
-        let negotiated = negotiate(vdev, config, &Params::read()?)?;
+        let negotiated = negotiate(vdev, config, &Params::read()?, Stage::Offered)?;
 
         if let Some(e) = negotiated.mistrust {
             dev_warn!(
@@ -185,11 +216,15 @@ impl virtio::Driver for BalloonDriver {
             let (balloon, queue) = (balloon?, queue?);
             let task = Arc::pin_init(Task::new(queue.clone(), balloon.clone()), GFP_KERNEL)?;
             let stats = if balloon.negotiated.features.has(wire::F_STATS_VQ) {
-                Some(StatsPart::new(queue, balloon.clone())?)
+                Some(StatsPart::new(queue.clone(), balloon.clone())?)
             } else {
                 None
             };
-
+            let hint = if balloon.negotiated.wants_hints() {
+                Some(HintPart::new(queue, balloon.clone())?)
+            } else {
+                None
+            };
             let report = if balloon.negotiated.features.has(wire::F_REPORTING) {
                 Some(ReportPart::new()?)
             } else {
@@ -200,6 +235,7 @@ impl virtio::Driver for BalloonDriver {
                 task,
                 balloon,
                 stats,
+                hint,
                 report,
             }))
         })
@@ -210,6 +246,9 @@ impl virtio::Driver for BalloonDriver {
         set.push(&*data.balloon.link.deflate)?;
         if let Some(part) = &data.stats {
             set.push(part.stats.queue())?;
+        }
+        if let Some(part) = &data.hint {
+            set.push(part.queue())?;
         }
         if let Some(part) = &data.report {
             set.push(part.queue())?;
@@ -262,6 +301,20 @@ impl virtio::Driver for BalloonDriver {
         } else {
             None
         };
+        let offline = Arc::new(
+            OfflineDeflate {
+                balloon: balloon.clone(),
+                hints: data.hint.as_ref().map(HintPart::hints),
+                task: data.task.clone(),
+            },
+            GFP_KERNEL,
+        )?;
+        let offline = KBox::pin_init(OfflineNotifier::new(offline), GFP_KERNEL)?;
+        let shrinker = match &data.hint {
+            Some(part) => Some(part.start()?),
+            None => None,
+        };
+        // From here on nothing fails: what is enabled is disabled by `stop` alone.
         if let Some(part) = &data.stats {
             part.task.enable();
             if let Err(e) = part.stats.prime() {
@@ -283,7 +336,11 @@ impl virtio::Driver for BalloonDriver {
         }
         data.task.enable();
         data.task.schedule(0);
-        Ok(Running { _oom: oom })
+        Ok(Running {
+            _oom: oom,
+            _offline: offline,
+            _shrinker: shrinker,
+        })
     }
 
     fn stop(data: Pin<&BalloonData>, running: Running) {
@@ -326,10 +383,16 @@ impl virtio::Driver for BalloonDriver {
         if let (StatsPart::QUEUE, Some(part)) = (number, &data.stats) {
             part.task.schedule(0);
         }
+        if let Some(part) = data.hint.as_ref().filter(|_| number == data.hint_queue()) {
+            part.wake();
+        }
     }
 
     fn config_changed(data: Pin<&BalloonData>) {
         data.balloon.config_changed();
         data.task.schedule(0);
+        if let Some(part) = &data.hint {
+            part.wake();
+        }
     }
 }

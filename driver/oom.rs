@@ -40,31 +40,19 @@ pub(super) struct OomDeflate {
     pub(super) task: Arc<Task<Balloon>>,
 }
 
-impl OomDeflate {
-    /// How long to wait for the worker to let go of the channel: 500 ms in all.
-    const TRIES: u32 = 50;
-    const TRY_MS: i64 = 10;
-}
+/// How long to wait for the worker to let go of the channel: 500 ms in all.
+const TRIES: u32 = 50;
+const TRY_MS: i64 = 10;
 
 impl OomHandler for OomDeflate {
     fn out_of_memory(&self) -> u64 {
         let balloon = &*self.balloon;
         let now = balloon.now_ms();
         let bytes = balloon.oom.lock().hit(now);
-        let mut freed = 0;
-
-        // The worker looks at this and stops taking memory.
-        balloon.oom_waiting.store(true, Relaxed);
-        for _ in 0..Self::TRIES {
-            if let Some(mut guard) = balloon.channel.try_lock() {
-                if let Some(channel) = &mut *guard {
-                    freed = balloon.relieve(channel, balloon.page_size().pages_in(bytes));
-                }
-                break;
-            }
-            fsleep(Delta::from_millis(Self::TRY_MS));
-        }
-        balloon.oom_waiting.store(false, Relaxed);
+        let want = balloon.page_size().pages_in(bytes);
+        let freed = balloon.relieve(|balloon, freed, list| {
+            balloon.pages.remove(want.saturating_sub(freed), list);
+        });
 
         // The worker tells the device the size of the balloon, and comes back after the pause.
         self.task.schedule(0);
@@ -73,22 +61,38 @@ impl OomHandler for OomDeflate {
 }
 
 impl Balloon {
-    /// Gives up to `want` pages back. Returns how many the guest has now. Allocates nothing, and does
-    /// not wait for the host for long.
-    fn relieve(&self, channel: &mut Channel, want: u64) -> u64 {
+    /// Gives the pages back that `take` puts into the list; it is told how many the guest has already, of
+    /// those that the host was slow to answer for. Returns how many the guest has now. Allocates nothing, and
+    /// waits neither for the worker nor for the host for long.
+    pub(super) fn relieve(&self, take: impl Fn(&Self, u64, &mut PageList)) -> u64 {
+        let mut freed = 0;
+
+        // The worker looks at this and stops taking memory.
+        self.waiting.add(1, Relaxed);
+        for _ in 0..TRIES {
+            if let Some(mut guard) = self.channel.try_lock() {
+                if let Some(channel) = &mut *guard {
+                    freed = self.relieve_by(channel, &take);
+                }
+                break;
+            }
+            fsleep(Delta::from_millis(TRY_MS));
+        }
+        self.waiting.fetch_sub(1, Relaxed);
+        freed
+    }
+
+    /// The same for whoever has the channel.
+    fn relieve_by(&self, channel: &mut Channel, take: impl Fn(&Self, u64, &mut PageList)) -> u64 {
         let flight = Flight::RELIEF;
         let mut freed = self.settle(channel);
         let mut list = PageList::new();
-
         let must_tell = self.negotiated.features.has(wire::F_MUST_TELL_HOST);
 
-        if freed >= want
-            || !channel.pages_of(flight).is_empty()
-            || (must_tell && !channel.is_usable())
-        {
+        if !channel.pages_of(flight).is_empty() || (must_tell && !channel.is_usable()) {
             return freed;
         }
-        self.pages.remove(want - freed, &mut list);
+        take(self, freed, &mut list);
         if must_tell {
             channel.pages_of(flight).append(list);
             channel.in_passing(|channel| {

@@ -29,7 +29,6 @@ use crate::{
 };
 use kernel::{
     prelude::*,
-    sync::atomic::Relaxed,
     time::{
         msecs_to_jiffies,
         Jiffies, //
@@ -86,7 +85,7 @@ impl Balloon {
                 Step::Deflate(pages) => self.deflate(channel, pages),
             };
             match (moved, step) {
-                (Ok(0), _) if self.oom_waiting.load(Relaxed) => {
+                (Ok(0), _) if self.is_wanted() => {
                     return Some(msecs_to_jiffies(GIVE_WAY_MS));
                 }
                 (Ok(0), Step::Inflate(_)) if self.must_give_way() => (),

@@ -143,26 +143,46 @@ pub struct Circumstances {
     pub announcement: Option<Result<Announcement, AnnouncementError>>,
     /// The user's word that this host means bitmaps by bit 3.
     pub dialect_2016: bool,
+    /// Whether config space is known to have the field for free page hints, which a host of 2016 does not
+    /// have.
+    pub hint_field: bool,
     /// Whether the device shows a queue that a host of 2016 does not have.
     pub free_page_queue: bool,
     /// What the guest writes to each byte of memory that is freed, if anything.
     pub poison: Option<u8>,
 }
 
-/// Decides what to acknowledge of `offered`.
+impl Negotiated {
+    /// Whether the device wants to know of free memory when it is migrated.
+    pub const fn wants_hints(&self) -> bool {
+        self.features.has(F_FREE_PAGE_HINT) && !matches!(self.protocol, Protocol::PageBitmap2016)
+    }
+}
+
+/// Whether bit 3 of a device means free page hints beyond doubt. A host of 2016 means page bitmaps by it,
+/// and would take arrays of frame numbers for such once the bit is acknowledged.
+const fn means_hints(offered: Features, given: &Circumstances) -> bool {
+    let newer = given.hint_field
+        || offered.has(F_REPORTING)
+        || offered.has(F_PAGE_POISON)
+        || matches!(given.announcement, Some(Ok(_)));
+
+    offered.has(F_FREE_PAGE_HINT) && newer && !given.dialect_2016
+}
+
+/// Decides what to acknowledge of `offered`. What comes out, offered again, comes out again, if
+/// `hint_field` is set then and the rest is the same.
 pub fn negotiate(offered: Features, given: &Circumstances) -> Negotiated {
     // What this driver does not do, or does only beside the right protocol, is never acknowledged.
-    let mut plain = offered
-        .without(F_FREE_PAGE_HINT)
-        .without(F_HOST_REQUEST)
-        .without(F_PAGE_BITMAP);
+    let mut plain = offered.without(F_HOST_REQUEST).without(F_PAGE_BITMAP);
     if given.poison.is_none() {
         plain = plain.without(F_PAGE_POISON);
     } else if !offered.has(F_PAGE_POISON) {
         // The guest would find other contents in a page than what it has written when freeing it.
         plain = plain.without(F_REPORTING);
     }
-    if offered.has(F_FREE_PAGE_HINT) {
+    if !means_hints(offered, given) && offered.has(F_FREE_PAGE_HINT) {
+        plain = plain.without(F_FREE_PAGE_HINT);
         // Hosts number their queues over what they offer, and the guest over what it takes: without
         // the free page queue the two do not agree on the number of the one behind it.
         plain = plain.without(F_REPORTING);
@@ -220,6 +240,7 @@ mod tests {
     const PLAIN: Circumstances = Circumstances {
         announcement: None,
         dialect_2016: false,
+        hint_field: false,
         free_page_queue: false,
         poison: None,
     };
@@ -264,8 +285,62 @@ mod tests {
     fn bit_3_is_never_a_bitmap_by_default() {
         for others in 0..256 {
             let out = negotiate(Features(others | 1 << 3), &PLAIN);
-            assert!(out.protocol == Protocol::PfnArray);
-            assert!(!out.features.has(3) && out.refusal.is_none());
+            assert!(out.protocol == Protocol::PfnArray && out.refusal.is_none());
+        }
+    }
+
+    #[test]
+    fn bit_3_means_hints_only_beyond_doubt() {
+        let field = Circumstances {
+            hint_field: true,
+            ..PLAIN
+        };
+
+        for (offered, given, hints) in [
+            (bits(&[0, 1, 3]), PLAIN, false),
+            (bits(&[0, 1, 3, 32]), PLAIN, false),
+            (bits(&[3]), field, true),
+            (bits(&[3, 4]), PLAIN, true),
+            (bits(&[3, 5]), PLAIN, true),
+            (bits(&[3, 23, 32]), ANNOUNCED, true),
+            (bits(&[3, 23, 32]), PLAIN, false),
+            (bits(&[0, 1, 4, 5]), field, false),
+        ] {
+            let out = negotiate(offered, &given);
+            assert!(out.wants_hints() == hints && out.features.has(3) == hints);
+            // Who asks for the dialect of 2016 never gets bit 3 for hints.
+            let asked = Circumstances {
+                dialect_2016: true,
+                ..given
+            };
+            assert!(!negotiate(offered, &asked).wants_hints());
+        }
+    }
+
+    #[test]
+    fn what_was_acknowledged_is_acknowledged_again() {
+        let shift = |others: u64| others & 0xff | (others >> 8 & 1) << 23 | 1 << 32;
+
+        for others in 0..1 << 9 {
+            for given in [PLAIN, ANNOUNCED, ASKED] {
+                for poison in [None, Some(0xaa)] {
+                    for hint_field in [false, true] {
+                        let given = Circumstances {
+                            poison,
+                            hint_field,
+                            ..given
+                        };
+                        let first = negotiate(Features(shift(others)), &given);
+                        let again = Circumstances {
+                            hint_field: true,
+                            ..given
+                        };
+                        let second = negotiate(first.features, &again);
+                        assert!(second.features == first.features);
+                        assert!(second.protocol == first.protocol);
+                    }
+                }
+            }
         }
     }
 
@@ -320,7 +395,7 @@ mod tests {
     #[test]
     fn what_is_not_done_is_not_acknowledged() {
         let out = negotiate(Features(u64::MAX), &ANNOUNCED);
-        for bit in [3, 4, 5, 22] {
+        for bit in [4, 22] {
             assert!(!out.features.has(bit));
         }
     }
@@ -335,8 +410,9 @@ mod tests {
             (bits(&[5]), Some(0), bits(&[])),
             (bits(&[4, 5]), Some(0xaa), bits(&[4, 5])),
             (bits(&[4]), Some(0), bits(&[4])),
-            (bits(&[3, 4, 5]), Some(0), bits(&[4])),
-            (bits(&[3, 5]), None, bits(&[])),
+            (bits(&[3, 4, 5]), Some(0), bits(&[3, 4, 5])),
+            (bits(&[3, 5]), Some(0), bits(&[3])),
+            (bits(&[3, 5]), None, bits(&[3, 5])),
         ] {
             let out = negotiate(offered, &Circumstances { poison, ..PLAIN });
             assert!(out.features == taken);

@@ -12,7 +12,10 @@ use crate::{
     bindings,
     page_list::PageList, //
 };
-use core::ptr::NonNull;
+use core::{
+    ops::Range,
+    ptr::NonNull, //
+};
 use kernel::{
     bindings::{
         list_head,
@@ -193,6 +196,29 @@ impl<M: Migrate> BalloonPages<M> {
         }
         self.pages.fetch_sub(want - left, Relaxed);
         want - left
+    }
+
+    /// Takes all blocks with a page in `frames` out of the balloon and puts them into `out`. Returns how many
+    /// pages that is. May sleep.
+    pub(crate) fn remove_blocks(&self, frames: &Range<u64>, out: &mut PageList) -> u64 {
+        let mut blocks = self.blocks.lock();
+        let mut others = PageList::new();
+        let mut taken = 0;
+
+        while let Some(block) = blocks.pop() {
+            if block.pfn() < frames.end && frames.start < block.pfn() + block.pages() {
+                self.account(&block, -1);
+                // SAFETY: Counts events.
+                unsafe { bindings::count_deflate(1 << block.order()) };
+                taken += block.pages();
+                out.push(block);
+            } else {
+                others.push(block);
+            }
+        }
+        *blocks = others;
+        self.pages.fetch_sub(taken, Relaxed);
+        taken
     }
 
     /// Splits a block of the balloon, gives `want` pages or all of them to `out`, and the rest to

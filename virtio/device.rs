@@ -61,6 +61,21 @@ impl<Ctx: device::DeviceContext> Device<Ctx> {
     }
 }
 
+impl Device {
+    /// Keeps the system awake, if the user has enabled that for the device, until [`Device::relax`]. Can be
+    /// called from any context; does not nest.
+    pub(crate) fn stay_awake(&self) {
+        // SAFETY: By the type invariants the device is valid.
+        unsafe { bindings::pm_stay_awake(&raw mut (*self.as_raw()).dev) };
+    }
+
+    /// Lets the system sleep again. Can be called from any context.
+    pub(crate) fn relax(&self) {
+        // SAFETY: By the type invariants the device is valid.
+        unsafe { bindings::pm_relax(&raw mut (*self.as_raw()).dev) };
+    }
+}
+
 impl Device<device::Bound> {
     /// The lower 64 feature bits: in [`super::Driver::validate`] those that both sides could have,
     /// later those that were negotiated.
@@ -154,6 +169,12 @@ impl Device<device::Bound> {
             at = unsafe { pci_find_next_capability(pdev, at, vendor) };
         }
         Some(0)
+    }
+
+    /// Says whether the device can wake the system, if the user enables that. May sleep.
+    pub(super) fn set_wakeup_capable(&self, capable: bool) {
+        // SAFETY: By the type invariants the device is valid.
+        unsafe { bindings::device_set_wakeup_capable(&raw mut (*self.as_raw()).dev, capable) };
     }
 
     /// Whether the transport can be asked for a queue that the device may not have.

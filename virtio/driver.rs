@@ -398,6 +398,7 @@ impl<T: Driver> Adapter<T> {
             let private = unsafe { vdev.as_ref().drvdata_borrow::<PrivateData<T>>() };
 
             private.bring_up(vdev)?;
+            vdev.set_wakeup_capable(true);
             Ok(0)
         })
     }
@@ -435,6 +436,7 @@ impl<T: Driver> Adapter<T> {
         // SAFETY: The virtio bus only ever calls this for a device that was probed.
         unsafe {
             Self::with_private(vdev, |private, vdev| {
+                vdev.set_wakeup_capable(false);
                 Self::stop(private, vdev);
                 // Once more for a device that could not be restored; does no harm to others.
                 bindings::virtio_reset_device(vdev.as_raw());

@@ -18,6 +18,7 @@ pub mod bitmap;
 #[path = "../../../logic"]
 pub mod logic {
     pub mod features;
+    pub mod hint;
     pub mod target;
     pub mod units;
     pub mod window;
