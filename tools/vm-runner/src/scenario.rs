@@ -11,6 +11,7 @@ mod knobs;
 mod kunit;
 mod lifecycle;
 mod machine;
+mod offline;
 mod pressure;
 mod proof;
 mod qemu;
@@ -103,6 +104,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         hostile::SCENARIOS,
         kunit::SCENARIOS,
         debug::SCENARIOS,
+        offline::SCENARIOS,
         qemu::SCENARIOS,
     ]
     .into_iter()
