@@ -10,6 +10,7 @@
 #include <linux/poison.h>
 #include <linux/shrinker.h>
 #include <linux/sort.h>
+#include <linux/suspend.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <linux/virtio_ids.h>
@@ -38,7 +39,9 @@ const u8 RUST_CONST_HELPER_VBRS_PAGE_POISON = PAGE_POISON;
  */
 const unsigned int RUST_CONST_HELPER_VBRS_REPORTING_ORDER =
 	PAGE_SHIFT == 16 ? 5 : PAGE_REPORTING_ORDER_UNSPECIFIED;
-const unsigned int RUST_CONST_HELPER_VBRS_WQ_FREEZABLE_UNBOUND = WQ_FREEZABLE | WQ_UNBOUND;
+const unsigned int RUST_CONST_HELPER_VBRS_WQ_UNBOUND = WQ_UNBOUND;
+const unsigned long RUST_CONST_HELPER_VBRS_PM_HIBERNATION_PREPARE = PM_HIBERNATION_PREPARE;
+const unsigned long RUST_CONST_HELPER_VBRS_PM_POST_HIBERNATION = PM_POST_HIBERNATION;
 /* Signed, since bindgen makes no constant of the largest unsigned long. */
 const long RUST_CONST_HELPER_VBRS_SHRINK_STOP = (long)SHRINK_STOP;
 

@@ -5,6 +5,7 @@
 mod balloon;
 mod channel;
 mod device;
+mod hibernate;
 mod hint;
 mod knobs;
 mod migrate;

@@ -11,6 +11,7 @@
 #include <linux/pm_wakeup.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
+#include <linux/suspend.h>
 #include <linux/virtio.h>
 #include <linux/virtio_config.h>
 #include <linux/vmstat.h>
@@ -202,6 +203,16 @@ void vbrs_helper_count_inflate(long n)
 void vbrs_helper_count_deflate(long n)
 {
 	count_vm_events(BALLOON_DEFLATE, n);
+}
+
+int vbrs_helper_register_pm_notifier(struct notifier_block *nb)
+{
+	return register_pm_notifier(nb);
+}
+
+void vbrs_helper_unregister_pm_notifier(struct notifier_block *nb)
+{
+	unregister_pm_notifier(nb);
 }
 
 int vbrs_helper_register_memory_notifier(struct notifier_block *nb)

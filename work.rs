@@ -17,7 +17,10 @@ use kernel::{
     types::Opaque, //
 };
 
-/// A work queue of a device, frozen when the system goes to sleep.
+/// A work queue of a device.
+///
+/// It is not frozen when the system goes to sleep: an item that waits for a host that does not answer would
+/// keep it from that. Tasks are disabled when the device is put to sleep.
 ///
 /// # Invariants
 ///
@@ -37,7 +40,7 @@ impl WorkQueue {
         let raw = unsafe {
             kernel::bindings::alloc_workqueue_noprof(
                 c"%s".as_char_ptr(),
-                bindings::VBRS_WQ_FREEZABLE_UNBOUND,
+                bindings::VBRS_WQ_UNBOUND,
                 0,
                 name.as_char_ptr(),
             )

@@ -91,6 +91,8 @@ pub(super) struct Balloon {
     /// What the device was told last of the size of the balloon; something else if it was told nothing
     /// since it was started.
     told_actual: Atomic<u64>,
+    /// The system hibernates: the balloon is to be empty, whatever the device wants.
+    emptied: Atomic<bool>,
     /// The number of config changes, to notice one in the middle of a step.
     changes: Atomic<u32>,
     /// The value of `changes` when the current step began.
@@ -160,6 +162,7 @@ impl Balloon {
             pages <- BalloonPages::new(accounts, whole_from, channel.clone()),
             channel,
             told_actual: Atomic::new(u64::MAX),
+            emptied: Atomic::new(false),
             changes: Atomic::new(0),
             step_changes: Atomic::new(0),
             pace <- new_mutex!(
@@ -220,11 +223,18 @@ impl Balloon {
         self.knobs.lock().max_order
     }
 
-    /// The target in guest pages, as the device wants it now; none in a kdump kernel. May sleep.
+    /// Says whether the balloon is to be empty, whatever the device wants.
+    pub(super) fn set_emptied(&self, emptied: bool) {
+        self.emptied.store(emptied, Relaxed);
+        self.changes.add(1, Relaxed);
+    }
+
+    /// The target in guest pages, as the device wants it now; none in a kdump kernel, and while the system
+    /// hibernates. May sleep.
     pub(super) fn read_target(&self) -> Result<u64> {
         let num_pages = self.config.read_le32(wire::CONFIG_NUM_PAGES)?;
 
-        if mm::is_kdump_kernel() {
+        if mm::is_kdump_kernel() || self.emptied.load(Relaxed) {
             return Ok(0);
         }
 

@@ -5,6 +5,7 @@
 use super::{
     balloon::Balloon,
     channel::Channel,
+    hibernate::EmptyForImage,
     hint::{
         HintPart,
         Hints, //
@@ -38,6 +39,7 @@ use crate::{
         OomNotifier,
         Shrinker, //
     },
+    power::HibernateNotifier,
     sysfs,
     virtio,
     work::{
@@ -62,7 +64,8 @@ pub(crate) struct BalloonDriver;
 /// What the driver keeps for a device.
 #[pin_data]
 pub(crate) struct BalloonData {
-    // Dropped first: it waits for the worker.
+    _hibernate: Pin<KBox<HibernateNotifier<EmptyForImage>>>,
+    // Dropped before the rest: it waits for the worker.
     task: Arc<Task<Balloon>>,
     pub(super) balloon: Arc<Balloon>,
     stats: Option<StatsPart>,
@@ -188,6 +191,13 @@ impl virtio::Driver for BalloonDriver {
     fn validate(vdev: &virtio::Device<Bound>, config: &virtio::Config) -> Result<u64> {
         let negotiated = negotiate(vdev, config, &Params::read()?, Stage::Offered)?;
 
+        if Features(vdev.features()).has(wire::F_ACCESS_PLATFORM) {
+            dev_warn!(
+                vdev,
+                "the device offers ACCESS_PLATFORM (33), which no balloon can use, since it speaks of \
+                 physical pages; if it insists on that, it refuses the features next\n"
+            );
+        }
         if let Some(e) = negotiated.mistrust {
             dev_warn!(
                 vdev,
@@ -231,7 +241,14 @@ impl virtio::Driver for BalloonDriver {
                 None
             };
 
+            let empty = EmptyForImage {
+                balloon: balloon.clone(),
+                task: task.clone(),
+            };
+            let hibernate = HibernateNotifier::new(Arc::new(empty, GFP_KERNEL)?);
+
             Ok(try_pin_init!(BalloonData {
+                _hibernate: KBox::pin_init(hibernate, GFP_KERNEL)?,
                 task,
                 balloon,
                 stats,

@@ -34,6 +34,9 @@ pub const F_PAGE_BITMAP: u32 = 23;
 
 /// A device of version 1 of the virtio specification, of which all integers are little-endian.
 pub const F_VERSION_1: u32 = 32;
+/// The device reaches memory only through the platform, such as an IOMMU or the bounce buffers of a
+/// confidential guest.
+pub const F_ACCESS_PLATFORM: u32 = 33;
 
 /// log2 of the size of a balloon page (4 KiB), whatever the page size of the guest.
 pub const BALLOON_PAGE_SHIFT: u32 = 12;

@@ -12,6 +12,7 @@ mod kunit;
 mod lifecycle;
 mod machine;
 mod offline;
+mod power;
 mod pressure;
 mod proof;
 mod qemu;
@@ -105,6 +106,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         kunit::SCENARIOS,
         debug::SCENARIOS,
         offline::SCENARIOS,
+        power::SCENARIOS,
         qemu::SCENARIOS,
     ]
     .into_iter()
