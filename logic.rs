@@ -7,7 +7,9 @@
 
 pub(crate) mod features;
 pub(crate) mod hint;
+pub(crate) mod hold;
 pub(crate) mod oom;
+pub(crate) mod request;
 pub(crate) mod stats;
 pub(crate) mod target;
 pub(crate) mod units;

@@ -200,6 +200,9 @@ pub fn negotiate(offered: Features, given: &Circumstances) -> Negotiated {
             Some(Ok(device)) => {
                 out.protocol = Protocol::PageBitmap(device);
                 out.features = Features(plain.0 | 1 << F_PAGE_BITMAP);
+                if offered.has(F_HOST_REQUEST) && device.requests != 0 {
+                    out.features.0 |= 1 << F_HOST_REQUEST;
+                }
                 return out;
             }
             Some(Err(e)) => out.mistrust = Some(e),
@@ -279,6 +282,33 @@ mod tests {
 
         let out = negotiate(offered, &PLAIN);
         assert!(out.protocol == Protocol::PfnArray && out.mistrust.is_some());
+    }
+
+    #[test]
+    fn host_requests_need_an_announcement_that_names_some() {
+        let asks = Announcement {
+            requests: 2,
+            ..DEVICE
+        };
+        for (offered, announcement, taken) in [
+            (bits(&[22, 23, 32]), Some(Ok(asks)), bits(&[22, 23, 32])),
+            (bits(&[22, 23, 32]), Some(Ok(DEVICE)), bits(&[23, 32])),
+            (bits(&[23, 32]), Some(Ok(asks)), bits(&[23, 32])),
+            (bits(&[22, 32]), Some(Ok(asks)), bits(&[32])),
+            (bits(&[22, 23]), Some(Ok(asks)), bits(&[])),
+            (
+                bits(&[22, 23, 32]),
+                Some(Err(AnnouncementError::Magic)),
+                bits(&[32]),
+            ),
+            (bits(&[3, 22]), None, bits(&[3])),
+        ] {
+            let given = Circumstances {
+                announcement,
+                ..ASKED
+            };
+            assert!(negotiate(offered, &given).features == taken);
+        }
     }
 
     #[test]

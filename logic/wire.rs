@@ -72,7 +72,7 @@ pub const BITMAP_ALIGN: u64 = 8;
 /// Largest `page_shift` that has a meaning on the wire (1 GiB).
 pub const PAGE_SHIFT_MAX: u32 = 30;
 
-fn le16(bytes: &[u8], at: usize) -> u16 {
+pub(super) fn le16(bytes: &[u8], at: usize) -> u16 {
     let mut v = [0; 2];
     if let Some(s) = bytes.get(at..at + 2) {
         v.copy_from_slice(s);
@@ -80,7 +80,7 @@ fn le16(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes(v)
 }
 
-fn le32(bytes: &[u8], at: usize) -> u32 {
+pub(super) fn le32(bytes: &[u8], at: usize) -> u32 {
     let mut v = [0; 4];
     if let Some(s) = bytes.get(at..at + 4) {
         v.copy_from_slice(s);
@@ -88,7 +88,7 @@ fn le32(bytes: &[u8], at: usize) -> u32 {
     u32::from_le_bytes(v)
 }
 
-fn le64(bytes: &[u8], at: usize) -> u64 {
+pub(super) fn le64(bytes: &[u8], at: usize) -> u64 {
     let mut v = [0; 8];
     if let Some(s) = bytes.get(at..at + 8) {
         v.copy_from_slice(s);
@@ -96,7 +96,7 @@ fn le64(bytes: &[u8], at: usize) -> u64 {
     u64::from_le_bytes(v)
 }
 
-fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
+pub(super) fn put(bytes: &mut [u8], at: usize, value: &[u8]) {
     if let Some(s) = bytes.get_mut(at..at + value.len()) {
         s.copy_from_slice(value);
     }
@@ -224,7 +224,7 @@ pub struct Header {
 pub enum RecordError {
     /// The request ends before the header does; holds the bytes there were.
     Short(usize),
-    /// `id` is not 0 on an inflate or deflate queue.
+    /// `id` is not 0 on an inflate or deflate queue, or not that of the request in an answer.
     Id(u32),
     /// `page_shift` is none that the device takes.
     PageShift(u32),
@@ -279,7 +279,16 @@ impl Header {
     ///
     /// The first field that is wrong.
     pub fn check(&self, device: &Announcement, have: u64) -> Result<(), RecordError> {
-        if self.id != 0 {
+        self.check_of(0, device, have)
+    }
+
+    /// The same for a record that has to carry `id`, as in the answers to a host's request.
+    ///
+    /// # Errors
+    ///
+    /// The first field that is wrong.
+    pub fn check_of(&self, id: u32, device: &Announcement, have: u64) -> Result<(), RecordError> {
+        if self.id != id {
             return Err(RecordError::Id(self.id));
         }
         if self.page_shift > PAGE_SHIFT_MAX || !device.takes(self.page_shift) {

@@ -19,6 +19,8 @@ pub mod bitmap;
 pub mod logic {
     pub mod features;
     pub mod hint;
+    pub mod hold;
+    pub mod request;
     pub mod target;
     pub mod units;
     pub mod window;

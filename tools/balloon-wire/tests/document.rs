@@ -8,7 +8,7 @@ use serde_json::Value;
 
 const DOCUMENT: &str = include_str!("../../../Documentation/protocol.rst");
 
-const FILES: [(&str, &str); 5] = [
+const FILES: [(&str, &str); 7] = [
     ("records", include_str!("../golden/records.json")),
     ("requests", include_str!("../golden/requests.json")),
     ("refused", include_str!("../golden/refused.json")),
@@ -17,6 +17,11 @@ const FILES: [(&str, &str); 5] = [
         include_str!("../golden/announcements.json"),
     ),
     ("pfn-arrays", include_str!("../golden/pfn-arrays.json")),
+    (
+        "host-requests",
+        include_str!("../golden/host-requests.json"),
+    ),
+    ("answers", include_str!("../golden/answers.json")),
 ];
 
 /// The requests of each example, by "FILE / NAME".

@@ -5,6 +5,9 @@
 use std::collections::BTreeMap;
 
 use balloon_wire::bitmap::{PfnBitmap, Runs};
+use balloon_wire::logic::request::{
+    Answer, Command, Guest, No, Reason, Request as Asked, Status, Task,
+};
 use balloon_wire::logic::window::{Place, WindowSize, WindowTable};
 use balloon_wire::wire::{Announcement, AnnouncementError, Header, RecordError, VERSION};
 use serde::Deserialize;
@@ -42,7 +45,37 @@ struct Announced {
     page_shifts: Option<Vec<u32>>,
     max_bitmap_bytes: Option<u32>,
     block_shift: Option<u32>,
+    #[serde(default)]
+    commands: Vec<u16>,
     refused: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct HostRequest {
+    name: String,
+    bytes: String,
+    id: u32,
+    command: Option<String>,
+    announced: Option<u32>,
+    task: Option<String>,
+    refused: Option<(String, String)>,
+}
+
+#[derive(Deserialize)]
+struct GoldenAnswer {
+    name: String,
+    bytes: String,
+    id: u32,
+    command: Option<String>,
+    command_number: Option<u16>,
+    status: String,
+    value: u64,
+    detail: u64,
+    microseconds: u32,
+    reason: String,
+    state: u16,
+    #[serde(default)]
+    runs: Vec<Span>,
 }
 
 fn load<T: for<'a> Deserialize<'a>>(text: &str) -> Vec<T> {
@@ -74,12 +107,17 @@ fn limits(page_shifts: u64, max_bitmap_bytes: u32) -> Announcement {
 
 /// The records of a request as spans of memory, or the first error.
 fn decode(limits: &Announcement, request: &[u8]) -> Result<Vec<Span>, RecordError> {
+    decode_of(0, limits, request)
+}
+
+/// The same for records that carry an id.
+fn decode_of(id: u32, limits: &Announcement, request: &[u8]) -> Result<Vec<Span>, RecordError> {
     let mut spans = Vec::new();
     let mut rest = request;
     loop {
         let header = Header::decode(rest)?;
         let body = &rest[Header::LEN..];
-        header.check(limits, body.len() as u64)?;
+        header.check_of(id, limits, body.len() as u64)?;
         let (bitmap, after) = body.split_at(header.bmap_len as usize);
         let words: Vec<u64> = bitmap
             .chunks_exact(8)
@@ -212,6 +250,7 @@ fn announcements() {
                     page_shifts: shifts.iter().fold(0, |set, shift| set | 1 << shift),
                     max_bitmap_bytes: golden.max_bitmap_bytes.expect("good ones have it"),
                     block_shift: golden.block_shift.expect("good ones have it"),
+                    requests: golden.commands.iter().fold(0, |set, bit| set | 1 << bit),
                     ..limits(0, 0)
                 };
                 assert_eq!(announcement, expected, "{}", golden.name);
@@ -225,5 +264,104 @@ fn announcements() {
             Err(AnnouncementError::BlockShift(_)) => Some("block_shift"),
         };
         assert_eq!(refused, golden.refused.as_deref(), "{}", golden.name);
+    }
+}
+
+fn command(name: &str) -> Command {
+    let found = Command::ALL.iter().find(|c| format!("{c:?}") == name);
+    *found.expect("a command")
+}
+
+fn status(name: &str) -> Status {
+    let found = Status::ALL.iter().find(|s| format!("{s:?}") == name);
+    *found.expect("a status")
+}
+
+fn reason(name: &str) -> Reason {
+    let found = Reason::ALL.iter().find(|r| format!("{r:?}") == name);
+    *found.expect("a reason")
+}
+
+/// The words of `golden/README.md` for a task.
+fn words(task: &Task) -> String {
+    let word = |yes: bool, word| if yes { word } else { "" };
+    match *task {
+        Task::Cancel => "cancel".to_owned(),
+        Task::DropCaches {
+            page_cache,
+            slab,
+            until,
+        } => {
+            let until = until.map(|pages| format!(" until {pages}"));
+            format!(
+                "drop{}{}{}",
+                word(page_cache, " page-cache"),
+                word(slab, " slab"),
+                until.unwrap_or_default()
+            )
+        }
+        Task::Compact => "compact".to_owned(),
+        Task::NameFreePages { balloon } => format!("name{}", word(balloon, " balloon")),
+        Task::HoldFreePages { ms } => format!("hold {ms}"),
+        Task::Release => "release".to_owned(),
+    }
+}
+
+#[test]
+fn host_requests() {
+    for golden in load::<HostRequest>(include_str!("../golden/host-requests.json")) {
+        let bytes = unhex(&golden.bytes);
+        let asked = Asked::decode(&bytes).expect(&golden.name);
+        assert_eq!(asked.encode()[..], bytes, "{}", golden.name);
+        assert_eq!(asked.id, golden.id, "{}", golden.name);
+        assert_eq!(
+            Command::from_number(asked.command),
+            golden.command.as_deref().map(command),
+            "{}",
+            golden.name
+        );
+        let guest = Guest {
+            announced: golden.announced.unwrap_or(0x1f),
+            drops_caches: true,
+            poisons: false,
+        };
+        match asked.judge(&guest) {
+            Ok(task) => assert_eq!(Some(words(&task)), golden.task, "{}", golden.name),
+            Err(no) => {
+                let (s, r) = golden.refused.expect(&golden.name);
+                assert_eq!(no, No(status(&s), reason(&r)), "{}", golden.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn answers() {
+    for golden in load::<GoldenAnswer>(include_str!("../golden/answers.json")) {
+        let bytes = unhex(&golden.bytes);
+        let number = golden.command.as_deref().map(|c| command(c).number());
+        let expected = Answer {
+            id: golden.id,
+            command: number.or(golden.command_number).expect("one of them"),
+            status: status(&golden.status),
+            value: golden.value,
+            detail: golden.detail,
+            microseconds: golden.microseconds,
+            reason: reason(&golden.reason),
+            state: golden.state,
+        };
+        let (answer, records) = bytes.split_at(Answer::LEN);
+        assert_eq!(Answer::decode(answer), Some(expected), "{}", golden.name);
+        assert_eq!(expected.encode()[..], *answer, "{}", golden.name);
+        let partial = expected.status == Status::Partial;
+        assert_eq!(!records.is_empty(), partial, "{}", golden.name);
+        if partial {
+            let limits = limits(1 << 12 | 1 << 21, 4096);
+            let spans = decode_of(expected.id, &limits, records).expect(&golden.name);
+            assert!(spans.is_sorted(), "{}", golden.name);
+            let pages: u64 = spans.iter().map(|(_, len)| len >> 12).sum();
+            assert_eq!(pages, expected.value, "{}", golden.name);
+            assert_eq!(merge(spans), golden.runs, "{}", golden.name);
+        }
     }
 }

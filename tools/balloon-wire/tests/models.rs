@@ -5,6 +5,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use balloon_wire::bitmap::{PfnBitmap, Runs};
+use balloon_wire::logic::hold::Hold;
+use balloon_wire::logic::request::{Answer, Desk, Done, Guest, No, Reason, Request, Status};
 use balloon_wire::logic::target::{Backoff, Step, default_reserve, step};
 use balloon_wire::logic::units::PageSize;
 use balloon_wire::logic::window::{Place, Window, WindowSize, WindowTable};
@@ -265,6 +267,175 @@ proptest! {
     fn a_guest_keeps_a_part_of_its_memory(ram in edgy()) {
         let reserve = default_reserve(ram);
         prop_assert!(reserve <= ram / 4 && reserve <= 512 << 20);
+    }
+}
+
+/// What can happen at a desk.
+#[derive(Clone, Debug)]
+enum Event {
+    Take(Request),
+    Part(u64),
+    Finish,
+    Fail,
+    GiveUp,
+}
+
+fn request() -> impl Strategy<Value = Request> {
+    (1..6u32, 0..6u16, 0..4u16, 0..3u64).prop_map(|(id, command, flags, argument)| Request {
+        id,
+        command,
+        flags,
+        argument,
+    })
+}
+
+fn event() -> impl Strategy<Value = Event> {
+    prop_oneof![
+        3 => request().prop_map(Event::Take),
+        2 => (1..100u64).prop_map(Event::Part),
+        1 => Just(Event::Finish),
+        1 => Just(Event::Fail),
+        1 => Just(Event::GiveUp),
+    ]
+}
+
+proptest! {
+    #[test]
+    fn any_request_comes_back_and_is_judged(bytes: [u8; 16], announced: u32, drops_caches: bool, poisons: bool) {
+        let request = Request::decode(&bytes).expect("enough bytes");
+        prop_assert_eq!(request.encode(), bytes);
+        let guest = Guest { announced, drops_caches, poisons };
+        if request.judge(&guest).is_ok() {
+            prop_assert!(request.id != 0 && announced >> request.command & 1 == 1);
+            prop_assert!(drops_caches || request.command != 1);
+            prop_assert!(!poisons || request.command != 3 || request.flags & 1 == 1);
+        }
+    }
+
+    #[test]
+    fn any_answer_is_read(bytes: [u8; 32]) {
+        let answer = Answer::decode(&bytes).expect("enough bytes");
+        prop_assert_eq!(Answer::decode(&answer.encode()), Some(answer));
+    }
+
+    /// Whatever happens, each request gets one terminal answer, in the order of the requests, and the
+    /// sums of its parts are in it; and there are never more answers than the desk says it needs.
+    #[test]
+    fn a_desk_answers_each_request_once(events in vec(event(), 0..60)) {
+        let guest = Guest { announced: 0x1f, drops_caches: true, poisons: false };
+        let mut desk = Desk::new();
+        let mut asked = Vec::new();
+        let mut answered = Vec::new();
+        // Parts, and pages in them, of the request that is worked on.
+        let mut open: Option<(u64, u64)> = None;
+        for (now, event) in events.into_iter().enumerate() {
+            let now = now as u64;
+            let mut terminal = |answer: Option<Answer>, open: &mut Option<(u64, u64)>| {
+                if let Some(answer) = answer {
+                    assert!(answer.status.is_terminal());
+                    if let Some((parts, pages)) = open.take() {
+                        assert_eq!((answer.value, answer.detail), (pages, parts));
+                    } else {
+                        assert_eq!((answer.value, answer.detail), (0, 0));
+                    }
+                    answered.push(answer.id);
+                }
+            };
+            prop_assert_eq!(desk.is_busy(), open.is_some());
+            match event {
+                Event::Take(request) => {
+                    let needed = desk.answers_needed();
+                    asked.push(request.id);
+                    let turn = desk.take(request, &guest, now);
+                    let given = usize::from(turn.older.is_some()) + usize::from(turn.task.is_err());
+                    // One more if it is worked on now.
+                    prop_assert_eq!(given + usize::from(turn.task.is_ok()), needed);
+                    terminal(turn.older, &mut open);
+                    match turn.task {
+                        Ok(task) => {
+                            prop_assert_eq!(request.judge(&guest), Ok(task));
+                            open = Some((0, 0));
+                        }
+                        Err(answer) => {
+                            prop_assert_eq!(request.judge(&guest), Err(No(answer.status, answer.reason)));
+                            terminal(Some(answer), &mut open);
+                        }
+                    }
+                }
+                Event::Part(pages) => {
+                    let part = desk.part(pages, now);
+                    prop_assert_eq!(part.map(|p| (p.status, p.value, p.detail)),
+                        open.map(|(parts, _)| (Status::Partial, pages, parts)));
+                    open = open.map(|(parts, sum)| (parts + 1, sum + pages));
+                }
+                Event::Finish => {
+                    let answer = desk.finish(now);
+                    prop_assert!(answer.is_none_or(|a| a.status == Status::Ok));
+                    terminal(answer, &mut open);
+                }
+                Event::Fail => {
+                    let answer = desk.fail(No(Status::Failed, Reason::Error), now);
+                    prop_assert!(answer.is_none_or(|a| a.status == Status::Failed));
+                    terminal(answer, &mut open);
+                }
+                Event::GiveUp => terminal(desk.give_up(Reason::Stopping, now), &mut open),
+            }
+        }
+        asked.truncate(answered.len());
+        prop_assert_eq!(answered, asked);
+    }
+
+    /// What is noted is what an early end tells.
+    #[test]
+    fn an_early_end_tells_what_was_done(value: u64, detail: u64) {
+        let guest = Guest { announced: 0x1f, drops_caches: true, poisons: false };
+        let mut desk = Desk::new();
+        let request = Request { id: 1, command: 2, flags: 0, argument: 0 };
+        prop_assert!(desk.take(request, &guest, 0).task.is_ok());
+        desk.note(Done { value, detail });
+        let answer = desk.give_up(Reason::Stopping, 1).expect("one was worked on");
+        prop_assert_eq!((answer.value, answer.detail), (value, detail));
+    }
+
+    /// The host is told that a hold has ended if, and only if, it was told that there is one and does
+    /// not end it itself.
+    #[test]
+    fn a_hold_that_was_told_ends_once(steps in vec(0..4u8, 0..40)) {
+        let mut hold = Hold::default();
+        let (mut told, mut taking, mut n) = (None, false, 0);
+        for step in steps {
+            match step {
+                0 if told.is_none() => {
+                    hold.begin();
+                    taking = true;
+                }
+                1 => {
+                    n += 1;
+                    match hold.tell(n, u64::from(n) * 10, 0) {
+                        Ok(()) => {
+                            prop_assert!(taking);
+                            told = Some(n);
+                        }
+                        Err(_) => prop_assert!(!taking || told.is_some()),
+                    }
+                    taking = false;
+                }
+                2 => {
+                    let ended = hold.end(Reason::Pressure, 0);
+                    prop_assert_eq!(ended.map(|a| (a.id, a.value)), told.map(|n| (n, u64::from(n) * 10)));
+                    told = None;
+                    taking = false;
+                }
+                3 => {
+                    prop_assert_eq!(hold.release(), told.map_or(0, |n| u64::from(n) * 10));
+                    told = None;
+                    taking = false;
+                }
+                _ => (),
+            }
+            prop_assert_eq!(hold.is_told(), told.is_some());
+            prop_assert_eq!(hold.is_taking(), taking);
+        }
     }
 }
 
