@@ -2,8 +2,12 @@
 
 //! The examples of `Documentation/protocol.rst` are those of `golden/`, byte for byte.
 
+#[path = "../golden/reader.rs"]
+mod reader;
+
 use std::collections::BTreeMap;
 
+use reader::{load, unhex};
 use serde_json::Value;
 
 const DOCUMENT: &str = include_str!("../../../Documentation/protocol.rst");
@@ -26,19 +30,6 @@ const FILES: [(&str, &str); 7] = [
 
 /// The requests of each example, by "FILE / NAME".
 type Examples = BTreeMap<String, Vec<Vec<u8>>>;
-
-fn unhex(text: &str) -> Vec<u8> {
-    let byte = |s: &str| u8::from_str_radix(s, 16).expect("hexadecimal");
-    text.split_whitespace()
-        .flat_map(|word| match word.split_once('*') {
-            Some((value, count)) => vec![byte(value); count.parse().expect("a count")],
-            None => (0..word.len())
-                .step_by(2)
-                .map(|i| byte(&word[i..i + 2]))
-                .collect(),
-        })
-        .collect()
-}
 
 /// A block begins with `golden: FILE / NAME` and ends with a blank line. Each line has bytes, then at
 /// least two blanks, then words; `--` ends a request.
@@ -74,8 +65,7 @@ fn in_document() -> Examples {
 fn in_files() -> Examples {
     let mut examples = Examples::new();
     for (file, text) in FILES {
-        let list: Vec<Value> = serde_json::from_str(text).expect("good JSON");
-        for example in list {
+        for example in load::<Value>(text) {
             let text = |value: &Value| unhex(value.as_str().expect("a text"));
             let one = ["request", "bytes"].iter().find_map(|key| example.get(key));
             let requests = match (one, example.get("requests")) {

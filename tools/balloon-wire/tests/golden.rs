@@ -2,6 +2,9 @@
 
 //! Both sides against bytes that were written by hand; `golden/README.md` has the format.
 
+#[path = "../golden/reader.rs"]
+mod reader;
+
 use std::collections::BTreeMap;
 
 use balloon_wire::bitmap::{PfnBitmap, Runs};
@@ -10,6 +13,7 @@ use balloon_wire::logic::request::{
 };
 use balloon_wire::logic::window::{Place, WindowSize, WindowTable};
 use balloon_wire::wire::{Announcement, AnnouncementError, Header, RecordError, VERSION};
+use reader::{load, unhex};
 use serde::Deserialize;
 
 type Span = (u64, u64);
@@ -76,23 +80,6 @@ struct GoldenAnswer {
     state: u16,
     #[serde(default)]
     runs: Vec<Span>,
-}
-
-fn load<T: for<'a> Deserialize<'a>>(text: &str) -> Vec<T> {
-    serde_json::from_str(text).expect("good JSON")
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let byte = |s: &str| u8::from_str_radix(s, 16).expect("hexadecimal");
-    text.split_whitespace()
-        .flat_map(|word| match word.split_once('*') {
-            Some((value, count)) => vec![byte(value); count.parse().expect("a count")],
-            None => (0..word.len())
-                .step_by(2)
-                .map(|i| byte(&word[i..i + 2]))
-                .collect(),
-        })
-        .collect()
 }
 
 fn limits(page_shifts: u64, max_bitmap_bytes: u32) -> Announcement {

@@ -3,7 +3,11 @@
 //! The daemon's decoder against bytes that were written by hand; `balloon-wire/golden/README.md`
 //! has the format.
 
+#[path = "../../balloon-wire/golden/reader.rs"]
+mod reader;
+
 use balloon_wire::wire::{Announcement, VERSION};
+use reader::{load, unhex};
 use serde::Deserialize;
 use vhost_device_balloon::features::Protocol;
 use vhost_device_balloon::ranges::Ranges;
@@ -20,23 +24,6 @@ struct Example {
     #[serde(default)]
     runs: Vec<(u64, u64)>,
     field: Option<String>,
-}
-
-fn load(text: &str) -> Vec<Example> {
-    serde_json::from_str(text).expect("good JSON")
-}
-
-fn unhex(text: &str) -> Vec<u8> {
-    let byte = |s: &str| u8::from_str_radix(s, 16).expect("hexadecimal");
-    text.split_whitespace()
-        .flat_map(|word| match word.split_once('*') {
-            Some((value, count)) => vec![byte(value); count.parse().expect("a count")],
-            None => (0..word.len())
-                .step_by(2)
-                .map(|i| byte(&word[i..i + 2]))
-                .collect(),
-        })
-        .collect()
 }
 
 fn format(protocol: Protocol, page_shift: u32, max_bitmap_bytes: u32) -> Format {
@@ -65,7 +52,7 @@ fn check(example: &Example, format: Format, requests: &[String]) {
 
 #[test]
 fn records() {
-    for example in load(include_str!("../../balloon-wire/golden/records.json")) {
+    for example in load::<Example>(include_str!("../../balloon-wire/golden/records.json")) {
         let shift = example.page_shift.expect("records have one");
         for protocol in [Protocol::PageBitmap, Protocol::PageBitmap2016] {
             check(
@@ -82,7 +69,7 @@ fn records() {
 
 #[test]
 fn other_requests() {
-    for example in load(include_str!("../../balloon-wire/golden/requests.json")) {
+    for example in load::<Example>(include_str!("../../balloon-wire/golden/requests.json")) {
         let request = [example.request.clone().expect("there is one")];
         check(&example, format(Protocol::PageBitmap, 12, 4096), &request);
     }
@@ -90,7 +77,7 @@ fn other_requests() {
 
 #[test]
 fn pfn_arrays() {
-    for example in load(include_str!("../../balloon-wire/golden/pfn-arrays.json")) {
+    for example in load::<Example>(include_str!("../../balloon-wire/golden/pfn-arrays.json")) {
         let request = [example.request.clone().expect("there is one")];
         check(&example, format(Protocol::PfnArray, 12, 4096), &request);
     }
@@ -98,7 +85,7 @@ fn pfn_arrays() {
 
 #[test]
 fn refused() {
-    for example in load(include_str!("../../balloon-wire/golden/refused.json")) {
+    for example in load::<Example>(include_str!("../../balloon-wire/golden/refused.json")) {
         let request = unhex(&example.request.expect("there is one"));
         let refusal = format(Protocol::PageBitmap, 12, 4096)
             .read(&request, |_| panic!("{}: something is done", example.name))
