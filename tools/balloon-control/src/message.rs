@@ -291,6 +291,13 @@ pub struct MemoryStatus {
     pub bytes: u64,
     /// Its regions, by ascending address.
     pub regions: Vec<RegionStatus>,
+    /// How many more there are, if there are too many to list.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub regions_left_out: usize,
+}
+
+fn is_none(count: &usize) -> bool {
+    *count == 0
 }
 
 /// A region of guest memory.

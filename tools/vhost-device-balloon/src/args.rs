@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use balloon_wire::wire::{self, Announcement};
 use clap::Parser;
 
-use crate::fault::Fault;
+use crate::fault::{FAULTS_MAX, Fault};
 use crate::features::{Dialect, Features};
 use crate::ram::Prefetch;
 use crate::state::Settings;
@@ -114,6 +114,9 @@ impl Args {
                 "--block-shift {} is neither 0 nor one of --page-shifts",
                 self.block_shift
             ));
+        }
+        if self.fault.len() > FAULTS_MAX {
+            return Err(format!("--fault may be repeated {FAULTS_MAX} times"));
         }
         Ok(Settings {
             dialect: self.dialect,

@@ -18,11 +18,13 @@ use balloon_control::{LINE_MAX, VERSION};
 use serde::Serialize;
 use tracing::{debug, error};
 
-use crate::fault::Fault;
+use crate::fault::{FAULTS_MAX, Fault};
 use crate::state::State;
 
 /// Connections served at a time.
 const CONNECTIONS_MAX: usize = 64;
+/// The longest message of a failure, in characters.
+const MESSAGE_MAX: usize = 1000;
 /// How long a client may take to read what it asked for.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the guest may take to refresh its statistics.
@@ -40,11 +42,17 @@ pub fn spawn(state: Arc<State>, listener: UnixListener) -> io::Result<()> {
     thread::Builder::new()
         .name("control".to_owned())
         .spawn(move || {
+            let mut short = false;
             for stream in listener.incoming() {
                 match stream {
-                    Ok(stream) => admit(&state, &connections, stream),
+                    Ok(stream) => {
+                        short = false;
+                        admit(&state, &connections, stream);
+                    }
                     Err(e) => {
-                        error!("a control connection cannot be accepted: {e}");
+                        if !std::mem::replace(&mut short, true) {
+                            error!("a control connection cannot be accepted: {e}; trying again");
+                        }
                         // Out of file descriptors, most likely: let some go.
                         thread::sleep(Duration::from_millis(100));
                     }
@@ -86,11 +94,14 @@ fn admit(state: &Arc<State>, connections: &Arc<AtomicUsize>, stream: UnixStream)
     }
 }
 
+/// A failure to be told; what it quotes of a request is cut, as it may be long.
 fn fail(code: FailureCode, message: impl Into<String>) -> Failure {
-    Failure {
-        code,
-        message: message.into(),
+    let mut message = message.into();
+    if let Some((end, _)) = message.char_indices().nth(MESSAGE_MAX) {
+        message.truncate(end);
+        message.push('…');
     }
+    Failure { code, message }
 }
 
 struct Connection {
@@ -267,6 +278,13 @@ impl Connection {
     }
 
     fn fault(&self, set: &[String]) -> Result<Reply, Failure> {
+        if set.len() > FAULTS_MAX {
+            let text = format!(
+                "these are {} faults, at most {FAULTS_MAX} are allowed",
+                set.len()
+            );
+            return Err(fail(FailureCode::BadValue, text));
+        }
         let faults = set
             .iter()
             .map(|text| text.parse::<Fault>())
@@ -328,6 +346,7 @@ fn parse(line: &[u8]) -> Result<Request, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use balloon_control::message::GuestStats;
     use proptest::prelude::*;
 
     use super::*;
@@ -377,6 +396,39 @@ mod tests {
             assert!(failure.message.contains(part), "{line}: {failure:?}");
             assert!(failure.message.contains("allowed") || part.contains("JSON"));
         }
+    }
+
+    /// Everything that can be in a status, as large as it can be, fits into a line.
+    #[test]
+    fn the_longest_status_is_a_line() {
+        use balloon_control::message::{MemoryStatus, RegionStatus, Status};
+        let region = RegionStatus {
+            guest_addr: u64::MAX,
+            bytes: u64::MAX,
+            backing: "private".to_owned(),
+            host_page_bytes: u64::MAX,
+        };
+        let mut status = Status {
+            memory: MemoryStatus {
+                bytes: u64::MAX,
+                regions: vec![region; crate::ram::REGIONS_SHOWN],
+                regions_left_out: usize::MAX,
+            },
+            ..Status::default()
+        };
+        let fault = format!("config=100:{}", "ff".repeat(crate::config::READ_MAX));
+        status.daemon.faults = vec![fault; FAULTS_MAX];
+        let mut stats = GuestStats::default();
+        for tag in 0..crate::stats::BYTES_MAX / 10 {
+            stats.values.insert(format!("tag-{tag:05}"), u64::MAX);
+        }
+        status.guest_stats = Some(stats);
+        for kind in crate::refusal::Kind::ALL {
+            status.errors.insert(kind.name().to_owned(), u64::MAX);
+        }
+        let line = serde_json::to_string(&Reply::Status(Box::new(status))).expect("JSON");
+        // Counters and names are in the rest.
+        assert!(line.len() < LINE_MAX - 8000, "{}", line.len());
     }
 
     proptest! {

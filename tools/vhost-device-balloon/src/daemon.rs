@@ -3,13 +3,14 @@
 //! The life of the daemon: listen, serve, clean up.
 
 use std::io;
-use std::os::unix::net::UnixStream;
+use std::os::fd::{AsFd, AsRawFd as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use balloon_control::size::Size;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use signal_hook::consts::{SIGINT, SIGTERM};
 use tracing::{info, warn};
 use vhost::vhost_user::{Error as VhostError, Listener};
@@ -24,6 +25,13 @@ use crate::device::{Device, WAKE_EVENT};
 use crate::fault::Faults;
 use crate::socket::{Access, Socket, SocketError};
 use crate::state::State;
+
+/// How long to wait before trying again what failed for lack of something.
+const SHORTAGE_PAUSE: Duration = Duration::from_millis(100);
+/// Files that a session needs, at least: two for each queue, and about as many besides.
+const SESSION_FILES: usize = 32;
+/// How long a session may take to end after a signal.
+const GRACE: Duration = Duration::from_millis(800);
 
 /// Why the daemon cannot start or go on.
 #[derive(Debug, thiserror::Error)]
@@ -45,6 +53,35 @@ pub enum DaemonError {
         /// What the system said.
         source: io::Error,
     },
+}
+
+impl DaemonError {
+    /// Whether the system is short of something, file descriptors mostly, and it may work later.
+    fn is_shortage(&self) -> bool {
+        use rustix::io::Errno;
+        let error = match self {
+            Self::Io { source, .. } => source,
+            Self::Backend(
+                BackendError::StartDaemon(source)
+                | BackendError::CreateBackendListener(VhostError::SocketError(source)),
+            ) => source,
+            // An event, a thread or the like; there is no other reason.
+            Self::Backend(BackendError::NewVhostUserHandler(_)) => return true,
+            _ => return false,
+        };
+        let short = [
+            Errno::MFILE,
+            Errno::NFILE,
+            Errno::NOBUFS,
+            Errno::NOMEM,
+            Errno::AGAIN,
+        ];
+        short.iter().any(|e| source_is(error, *e))
+    }
+}
+
+fn source_is(error: &io::Error, errno: rustix::io::Errno) -> bool {
+    error.raw_os_error() == Some(errno.raw_os_error())
 }
 
 fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
@@ -116,6 +153,7 @@ fn serve(
         state.settings.dialect.name(),
         state.settings.features
     );
+    let mut short = false;
     loop {
         let listener = &socket.listener;
         if !readable(listener, signal).map_err(io_error("no frontend can be waited for"))? {
@@ -124,11 +162,20 @@ fn serve(
         }
         let result = session(state, socket, signal);
         state.disconnected();
+        if let Some(error) = result.as_ref().err().filter(|e| e.is_shortage()) {
+            // The frontend waits meanwhile.
+            if !std::mem::replace(&mut short, true) {
+                warn!("{error}; trying again until it can be");
+            }
+            thread::sleep(SHORTAGE_PAUSE);
+            continue;
+        }
+        short = false;
         match result {
             Err(e @ DaemonError::Backend(_)) if args.persist => {
                 warn!("{e}; waiting");
-                // Out of file descriptors, perhaps: no reason to spin.
-                thread::sleep(Duration::from_millis(100));
+                // A frontend that comes again and again is no reason to spin.
+                thread::sleep(SHORTAGE_PAUSE);
             }
             Err(e) => return Err(e),
             Ok(End::Signal) => {
@@ -152,55 +199,98 @@ enum End {
     Signal,
 }
 
+/// A frontend being served, by the threads of the backend crate.
+struct Serving {
+    daemon: VhostUserDaemon<Arc<Device>>,
+    device: Arc<Device>,
+    /// Closed when all is over.
+    _over: UnixStream,
+}
+
+impl Serving {
+    fn new(device: Arc<Device>, over: UnixStream) -> Result<Self, DaemonError> {
+        let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+        let daemon = VhostUserDaemon::new("vhost-user".to_owned(), Arc::clone(&device), memory)
+            .map_err(DaemonError::Backend)?;
+        for handler in daemon.get_epoll_handlers() {
+            let fd = device.wake_event().as_raw_fd();
+            if let Err(error) = handler.register_listener(fd, EventSet::IN, WAKE_EVENT) {
+                // The device's thread cannot be told to end, and dropping this waits for it.
+                std::mem::forget(daemon);
+                return Err(io_error("the device's thread cannot be woken")(error));
+            }
+        }
+        Ok(Self {
+            daemon,
+            device,
+            _over: over,
+        })
+    }
+
+    /// Accepts the frontend that is waiting.
+    fn accept(&mut self, listener: &UnixListener) -> Result<(), DaemonError> {
+        let listener = listener
+            .try_clone()
+            .map_err(io_error("no frontend can be accepted"))?;
+        self.daemon
+            .start(&mut Listener::from(listener))
+            .map_err(DaemonError::Backend)
+    }
+
+    /// Serves until the frontend disconnects.
+    fn wait(mut self) -> Result<(), BackendError> {
+        self.daemon.wait()
+    }
+}
+
+impl Drop for Serving {
+    fn drop(&mut self) {
+        // Dropping the daemon waits for the device's thread.
+        self.device.stop();
+    }
+}
+
 /// Serves one frontend.
 fn session(state: &Arc<State>, socket: &Socket, signal: &UnixStream) -> Result<End, DaemonError> {
-    let memory = GuestMemoryAtomic::new(GuestMemoryMmap::new());
+    // Before anybody is accepted, who would be lost if there is no room for a session.
+    (0..SESSION_FILES)
+        .map(|_| signal.try_clone())
+        .collect::<Result<Vec<_>, _>>()
+        .map_err(io_error("no frontend can be accepted"))?;
     // All sockets of our own come before this look at them.
-    let (over, waiting) = UnixStream::pair().map_err(io_error("signals cannot be received"))?;
+    let (over, waiting) = UnixStream::pair().map_err(io_error("no frontend can be accepted"))?;
     let known = Known::now().map_err(io_error("open files cannot be listed"))?;
     let device = Device::new(Arc::clone(state), known);
     let device = Arc::new(device.map_err(io_error("no event can be made"))?);
-    let mut daemon = VhostUserDaemon::new("vhost-user".to_owned(), Arc::clone(&device), memory)
-        .map_err(DaemonError::Backend)?;
-    for handler in daemon.get_epoll_handlers() {
-        use std::os::fd::AsRawFd as _;
-        let fd = device.wake_event().as_raw_fd();
-        handler
-            .register_listener(fd, EventSet::IN, WAKE_EVENT)
-            .map_err(io_error("the device's thread cannot be woken"))?;
-    }
-    let listener = socket
-        .listener
-        .try_clone()
-        .map_err(io_error("no frontend can be accepted"))?;
-    daemon
-        .start(&mut Listener::from(listener))
-        .map_err(DaemonError::Backend)?;
+    let mut serving = Serving::new(Arc::clone(&device), over)?;
+    serving.accept(&socket.listener)?;
     info!("a frontend connected");
     state.connected(Arc::clone(&device) as Arc<_>);
 
-    // While this thread waits for the session's end, another waits for a signal.
-    let shutdown = daemon.shutdown_handle();
-    let mut signalled = false;
-    let mut result = Ok(());
-    thread::scope(|scope| {
-        let watcher = scope.spawn(|| {
-            let came = matches!(readable(&waiting, signal), Ok(false));
-            if came {
-                device.stop();
-                if let Some(handle) = &shutdown {
-                    handle.shutdown();
-                }
-            }
-            came
-        });
-        result = daemon.wait();
-        drop(over);
-        signalled = watcher.join().unwrap_or(false);
-    });
-    device.stop();
-    match result {
-        _ if signalled => Ok(End::Signal),
+    // While another thread waits for the session's end, this one waits for a signal.
+    let shutdown = serving.daemon.shutdown_handle();
+    let thread = thread::Builder::new()
+        .name("session".to_owned())
+        .spawn(move || serving.wait())
+        .map_err(io_error("no frontend can be served"))?;
+    if !readable(&waiting, signal).map_err(io_error("the frontend cannot be waited for"))? {
+        device.stop();
+        if let Some(handle) = &shutdown {
+            handle.shutdown();
+        }
+        if !readable_within(&waiting, GRACE) {
+            warn!("a request is still in work; ending without it");
+            return Ok(End::Signal);
+        }
+        let _ = thread.join();
+        return Ok(End::Signal);
+    }
+    let panicked = |_| {
+        Err(BackendError::StartDaemon(io::Error::other(
+            "a thread panicked",
+        )))
+    };
+    match thread.join().unwrap_or_else(panicked) {
         Ok(())
         | Err(BackendError::HandleRequest(VhostError::Disconnected | VhostError::PartialMessage)) => {
             Ok(if device.spoken() {
@@ -214,7 +304,7 @@ fn session(state: &Arc<State>, socket: &Socket, signal: &UnixStream) -> Result<E
 }
 
 /// Waits until `wanted` is readable. Returns false if a signal came first.
-fn readable(wanted: &impl std::os::fd::AsFd, signal: &UnixStream) -> io::Result<bool> {
+fn readable(wanted: &impl AsFd, signal: &UnixStream) -> io::Result<bool> {
     loop {
         let mut fds = [
             PollFd::new(signal, PollFlags::IN),
@@ -228,6 +318,19 @@ fn readable(wanted: &impl std::os::fd::AsFd, signal: &UnixStream) -> io::Result<
         let [signal, wanted] = fds.map(|fd| !fd.revents().is_empty());
         if signal || wanted {
             return Ok(!signal);
+        }
+    }
+}
+
+/// Waits until `wanted` is readable, but no longer than `timeout`. Returns whether it is.
+fn readable_within(wanted: &impl AsFd, timeout: Duration) -> bool {
+    let end = Instant::now() + timeout;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let left = Timespec::try_from(left).unwrap_or_default();
+        match poll(&mut [PollFd::new(wanted, PollFlags::IN)], Some(&left)) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return result.is_ok_and(|ready| ready != 0),
         }
     }
 }

@@ -11,7 +11,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use balloon_control::message::GuestStats;
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::Backend;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use vhost_user_backend::{VhostUserBackend, VringRwLock, VringState, VringT as _};
+use vhost_user_backend::{VhostUserBackend, VringState, VringT as _};
 use virtio_queue::{DescriptorChain, QueueT as _};
 use vm_memory::{
     Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap,
@@ -39,6 +39,7 @@ use crate::refusal::Refusal;
 use crate::request::Format;
 use crate::state::{Session, State, lock};
 use crate::stats;
+use crate::vring::Vring;
 
 /// Queues announced: more than any driver asks for, as some frontends count even those that the
 /// driver does not use.
@@ -71,7 +72,6 @@ pub struct Device {
     stopping: AtomicBool,
     stats_wanted: AtomicBool,
     wake: (EventConsumer, EventNotifier),
-    exit: Mutex<Option<(EventConsumer, EventNotifier)>>,
 }
 
 /// What the device's thread works with.
@@ -93,7 +93,7 @@ impl Device {
     ///
     /// If no event can be made.
     pub fn new(state: Arc<State>, known: Known) -> io::Result<Self> {
-        let event = || new_event_consumer_and_notifier(EventFlag::NONBLOCK | EventFlag::CLOEXEC);
+        let wake = new_event_consumer_and_notifier(EventFlag::NONBLOCK | EventFlag::CLOEXEC)?;
         Ok(Self {
             state,
             known,
@@ -103,8 +103,7 @@ impl Device {
             spoken: AtomicBool::new(false),
             stopping: AtomicBool::new(false),
             stats_wanted: AtomicBool::new(false),
-            wake: event()?,
-            exit: Mutex::new(Some(event()?)),
+            wake,
         })
     }
 
@@ -113,9 +112,10 @@ impl Device {
         &self.wake.0
     }
 
-    /// Makes the device's thread stop taking requests, however many the guest has.
+    /// Makes the device's thread stop taking requests, however many the guest has, and end.
     pub fn stop(&self) {
         self.stopping.store(true, Ordering::Relaxed);
+        self.wake();
     }
 
     /// Whether the frontend asked for anything; else it was none, but somebody who looked in.
@@ -148,7 +148,7 @@ impl Device {
     }
 
     /// Serves a queue until it is empty.
-    fn serve(&self, queue: usize, vring: &VringRwLock) {
+    fn serve(&self, queue: usize, vring: &Vring) {
         let role = self.role(queue);
         let failed = |e| self.refuse(role, &Refusal::Ring(e));
         loop {
@@ -184,7 +184,7 @@ impl Device {
     }
 
     /// Takes a request and completes it. Returns whether there was one.
-    fn serve_one(&self, queue: usize, role: Option<Role>, vring: &VringRwLock) -> bool {
+    fn serve_one(&self, queue: usize, role: Option<Role>, vring: &Vring) -> bool {
         let mut worker = lock(&self.worker);
         let ram = Arc::clone(&worker.ram);
         let mut ring = vring.get_mut();
@@ -245,7 +245,7 @@ impl Device {
     }
 
     /// Waits, without holding up anybody else. Returns whether the vring was in use all the time.
-    fn pause(&self, vring: &VringRwLock, delay: Duration) -> bool {
+    fn pause(&self, vring: &Vring, delay: Duration) -> bool {
         const STEP: Duration = Duration::from_millis(5);
         let end = Instant::now() + delay;
         loop {
@@ -379,8 +379,11 @@ impl Device {
         };
         match used {
             Ok(true) if plan.interrupt => {
-                if let Err(e) = ring.signal_used_queue() {
-                    self.refuse(role, &Refusal::Interrupt(e));
+                match ring.signal_used_queue() {
+                    // So many interrupts are pending that another makes no difference.
+                    Err(e) if e.kind() == io::ErrorKind::WouldBlock => {}
+                    Err(e) => self.refuse(role, &Refusal::Interrupt(e)),
+                    Ok(()) => {}
                 }
                 self.state.tally.interrupts.add(1);
             }
@@ -390,7 +393,7 @@ impl Device {
     }
 
     /// Does what other threads woke this one for.
-    fn woken(&self, vrings: &[VringRwLock]) {
+    fn woken(&self, vrings: &[Vring]) {
         let mut worker = lock(&self.worker);
         let ram = Arc::clone(&worker.ram);
         let mut go = Vec::new();
@@ -473,7 +476,7 @@ impl Session for Device {
 
 impl VhostUserBackend for Device {
     type Bitmap = ();
-    type Vring = VringRwLock;
+    type Vring = Vring;
 
     fn num_queues(&self) -> usize {
         QUEUES
@@ -547,7 +550,18 @@ impl VhostUserBackend for Device {
     }
 
     fn update_memory(&self, memory: Memory) -> io::Result<()> {
-        let ram = Ram::new(&memory.memory())?;
+        let ram = match Ram::new(&memory.memory()) {
+            Ok(ram) => ram,
+            Err(error) => {
+                // It is mapped already. Nothing may touch it from here on.
+                memory
+                    .lock()
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .replace(GuestMemoryMmap::new());
+                lock(&self.worker).ram = Arc::default();
+                return Err(error);
+            }
+        };
         self.state.memory(ram.status());
         // Waits until the request in work is done with the old mappings.
         lock(&self.worker).ram = Arc::new(ram);
@@ -560,10 +574,6 @@ impl VhostUserBackend for Device {
             Ok(channel) => *lock(&self.channel) = Some(channel),
             Err(error) => self.state.refuse("frontend", &Refusal::ConfigChange(error)),
         }
-    }
-
-    fn exit_event(&self, _thread: usize) -> Option<(EventConsumer, EventNotifier)> {
-        lock(&self.exit).take()
     }
 
     fn stop_vring(&self, queue: u32) -> io::Result<()> {
@@ -579,7 +589,7 @@ impl VhostUserBackend for Device {
         &self,
         event: u16,
         _set: EventSet,
-        vrings: &[VringRwLock],
+        vrings: &[Vring],
         _thread: usize,
     ) -> io::Result<()> {
         if u64::from(event) == WAKE_EVENT {
@@ -590,6 +600,11 @@ impl VhostUserBackend for Device {
             self.state.tally.kicks.add(1);
             self.serve(usize::from(event), vring);
         }
-        Ok(())
+        // An error ends the thread. (The backend crate has an event for that as well, but does not
+        // close it.)
+        match self.stopping() {
+            true => Err(io::ErrorKind::Interrupted.into()),
+            false => Ok(()),
+        }
     }
 }

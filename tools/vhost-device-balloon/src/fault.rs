@@ -33,6 +33,9 @@ use crate::state::lock;
 /// Exit status of `die`.
 pub const DIE_STATUS: i32 = 70;
 
+/// The most faults that are played at a time, so that all of them fit into an answer.
+pub const FAULTS_MAX: usize = 32;
+
 const KINDS: &str = "none, withhold[=N], delay=MS, die[=N], used-id=ID, used-len=LEN, \
                      no-interrupt, storm=HZ, flip=HZ and config=OFFSET:HEX";
 

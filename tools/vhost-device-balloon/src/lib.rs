@@ -31,3 +31,4 @@ pub mod socket;
 pub mod state;
 pub mod stats;
 mod sys;
+pub mod vring;

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use balloon_control::message::{MemoryStatus, RegionStatus};
-use rustix::fs::{FallocateFlags, fallocate, fstatfs};
+use rustix::fs::{FallocateFlags, FileType, fallocate, fstat, fstatfs};
 use vm_memory::{
     Address as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
 };
@@ -19,6 +19,9 @@ use crate::sys::{self, Advise};
 
 /// `f_type` of hugetlbfs.
 const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
+
+/// The most regions that people see; a frontend can have hundreds, and an answer has its limit.
+pub(crate) const REGIONS_SHOWN: usize = 128;
 
 /// Whether deflated memory is made ready before the guest uses it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -103,7 +106,8 @@ impl Ram {
     ///
     /// # Errors
     ///
-    /// If the host's page size for a region cannot be found out.
+    /// If a region goes beyond the end of its file, or the host's page size for it cannot be found
+    /// out.
     pub fn new(memory: &GuestMemoryMmap) -> io::Result<Self> {
         let mut regions = Vec::new();
         for region in memory.iter() {
@@ -111,6 +115,9 @@ impl Ram {
             let file = region
                 .file_offset()
                 .map(|offset| (Arc::clone(offset.arc()), offset.start()));
+            if let Some((file, offset)) = &file {
+                check_size(file, *offset, region.len(), start)?;
+            }
             let host_page = match &file {
                 Some((file, _)) => host_page(file)?,
                 None => rustix::param::page_size() as u64,
@@ -156,7 +163,13 @@ impl Ram {
         };
         MemoryStatus {
             bytes: self.bytes(),
-            regions: self.regions.iter().map(region).collect(),
+            regions: self
+                .regions
+                .iter()
+                .take(REGIONS_SHOWN)
+                .map(region)
+                .collect(),
+            regions_left_out: self.regions.len().saturating_sub(REGIONS_SHOWN),
         }
     }
 
@@ -266,6 +279,24 @@ fn punch(file: &File, offset: u64, len: u64) -> io::Result<()> {
     let how = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
     rustix::io::retry_on_intr(|| fallocate(file, how, offset, len))?;
     Ok(())
+}
+
+/// Makes sure that a file has the bytes of a region: access beyond its end kills the process
+/// (SIGBUS). That the frontend makes it shorter later cannot be helped.
+fn check_size(file: &File, offset: u64, bytes: u64, guest_addr: u64) -> io::Result<()> {
+    let stat = fstat(file)?;
+    // A device has no size.
+    if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
+        return Ok(());
+    }
+    let size = u64::try_from(stat.st_size).unwrap_or(0);
+    match offset.checked_add(bytes) {
+        Some(end) if end <= size => Ok(()),
+        _ => Err(io::Error::other(format!(
+            "the memory region at {guest_addr:#x} has {bytes} bytes from offset {offset} on, its \
+             file only {size}"
+        ))),
+    }
 }
 
 /// Size of the pages that a file gives back whole.

@@ -153,6 +153,34 @@ fn bad_input_is_answered_and_the_connection_goes_on() {
     assert_eq!(raw.ask(r#"{"cmd":"status"}"#)["ok"], true);
 }
 
+/// What a request says is quoted only in part.
+#[test]
+fn no_answer_is_longer_than_a_line() {
+    let daemon = Daemon::start(&["--fault", "none"]);
+    let mut raw = Raw::to(&daemon);
+    for text in ["x", "\\u0001", "ä", "\\ud83d\\ude00", "\\\\"] {
+        let long = text.repeat(60_000 / text.len());
+        for request in [
+            format!("{{\"cmd\":\"{long}\"}}"),
+            format!("{{\"cmd\":\"status\",\"{long}\":1}}"),
+            format!("{{\"v\":\"{long}\"}}"),
+            format!("{{\"cmd\":\"target\",\"size\":\"{long}\"}}"),
+            format!("{{\"cmd\":\"fault\",\"set\":[\"{long}\"]}}"),
+        ] {
+            let answer = raw.ask(&request);
+            assert_eq!(answer["ok"], false);
+            assert!(answer.to_string().len() < 8000);
+        }
+    }
+    let many = vec!["delay=1"; 33];
+    let answer = raw.ask(&json!({"cmd": "fault", "set": many}).to_string());
+    assert_eq!(answer["error"]["code"], "bad-value");
+    let most = vec![format!("config=0:{}", "00".repeat(256)); 32];
+    let answer = raw.ask(&json!({"cmd": "fault", "set": most}).to_string());
+    assert_eq!(answer["ok"], true, "{answer}");
+    assert_eq!(raw.ask(r#"{"cmd":"status"}"#)["ok"], true);
+}
+
 #[test]
 fn an_endless_line_ends_the_connection() {
     let daemon = Daemon::start(&[]);

@@ -103,6 +103,12 @@ impl Daemon {
         std::fs::read_to_string(self.dir.path().join("log")).expect("a log")
     }
 
+    /// How many files it has open.
+    pub fn open_files(&self) -> usize {
+        let path = format!("/proc/{}/fd", self.child.id());
+        std::fs::read_dir(path).expect("a process").count()
+    }
+
     pub fn signal(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).expect("a process");
@@ -240,20 +246,7 @@ impl Guest {
 
     fn negotiate(&mut self, features: u64) {
         let frontend = &mut self.frontend;
-        frontend.set_owner().expect("owner");
-        let offered = frontend.get_features().expect("features");
-        assert_eq!(offered & (BASE | features), BASE | features, "{offered:#x}");
-        let protocol = frontend.get_protocol_features().expect("protocol features");
-        let wanted = VhostUserProtocolFeatures::CONFIG
-            | VhostUserProtocolFeatures::MQ
-            | VhostUserProtocolFeatures::REPLY_ACK
-            | VhostUserProtocolFeatures::BACKEND_REQ;
-        assert!(protocol.contains(wanted));
-        frontend
-            .set_protocol_features(wanted)
-            .expect("protocol features");
-        // From here on each message is answered, so that nothing is in flight when it returns.
-        frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
+        greet(frontend, BASE | features);
         assert_eq!(frontend.get_queue_num().expect("queues"), 8);
         let (ours, theirs) = UnixStream::pair().expect("a pair");
         frontend
@@ -276,28 +269,45 @@ impl Guest {
         self.queues.clear();
         for index in 0..5 {
             let queue = Queue::new(&self.memory, index);
-            let host = |addr| {
-                self.memory
-                    .get_host_address(GuestAddress(addr))
-                    .expect("ram") as u64
-            };
-            let config = VringConfigData {
-                queue_max_size: 1024,
-                queue_size: queue.size,
-                flags: 0,
-                desc_table_addr: host(queue.table),
-                used_ring_addr: host(queue.used),
-                avail_ring_addr: host(queue.avail),
-                log_addr: None,
-            };
-            frontend.set_vring_num(index, queue.size).expect("size");
-            frontend.set_vring_base(index, 0).expect("base");
-            frontend.set_vring_addr(index, &config).expect("addresses");
-            frontend.set_vring_call(index, &queue.call).expect("call");
-            frontend.set_vring_kick(index, &queue.kick).expect("kick");
-            frontend.set_vring_enable(index, true).expect("enabled");
+            self.start_queue(&queue);
             self.queues.push(queue);
         }
+    }
+
+    /// What a frontend does when the driver sets up a queue.
+    pub fn start_queue(&mut self, queue: &Queue) {
+        let frontend = &mut self.frontend;
+        let index = queue.index;
+        let host = |addr| {
+            self.memory
+                .get_host_address(GuestAddress(addr))
+                .expect("ram") as u64
+        };
+        let config = VringConfigData {
+            queue_max_size: 1024,
+            queue_size: queue.size,
+            flags: 0,
+            desc_table_addr: host(queue.table),
+            used_ring_addr: host(queue.used),
+            avail_ring_addr: host(queue.avail),
+            log_addr: None,
+        };
+        frontend.set_vring_num(index, queue.size).expect("size");
+        frontend.set_vring_base(index, 0).expect("base");
+        frontend.set_vring_addr(index, &config).expect("addresses");
+        frontend.set_vring_call(index, &queue.call).expect("call");
+        frontend.set_vring_kick(index, &queue.kick).expect("kick");
+        frontend.set_vring_enable(index, true).expect("enabled");
+    }
+
+    /// Sets up a queue anew, with events of the test's.
+    pub fn restart_queue(&mut self, index: usize, kick: &EventFd, call: &EventFd) {
+        self.frontend.get_vring_base(index).expect("stopped");
+        let mut queue = Queue::new(&self.memory, index);
+        queue.kick = kick.try_clone().expect("an event");
+        queue.call = call.try_clone().expect("an event");
+        self.start_queue(&queue);
+        self.queues[index] = queue;
     }
 
     /// Fills all memory that is not used by queues and requests.
@@ -430,6 +440,25 @@ impl Guest {
         self.back.read_exact(&mut message).expect("a message");
         message
     }
+}
+
+/// What a frontend says first.
+pub fn greet(frontend: &mut Frontend, features: u64) {
+    frontend.set_owner().expect("owner");
+    let offered = frontend.get_features().expect("features");
+    assert_eq!(offered & features, features, "{offered:#x}");
+    let protocol = frontend.get_protocol_features().expect("protocol features");
+    let wanted = VhostUserProtocolFeatures::CONFIG
+        | VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::REPLY_ACK
+        | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS
+        | VhostUserProtocolFeatures::BACKEND_REQ;
+    assert!(protocol.contains(wanted));
+    frontend
+        .set_protocol_features(wanted)
+        .expect("protocol features");
+    // From here on each message is answered, so that nothing is in flight when it returns.
+    frontend.set_hdr_flags(VhostUserHeaderFlag::NEED_REPLY);
 }
 
 impl Queue {
