@@ -21,6 +21,14 @@ pub enum ClientError {
         /// What the system said.
         source: io::Error,
     },
+    /// There may be a daemon, but it cannot be reached.
+    #[error("{} cannot be connected to: {source}{}", path.display(), hint(source))]
+    Unreachable {
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
     /// The connection broke.
     #[error("the daemon went away")]
     Gone,
@@ -38,6 +46,13 @@ pub enum ClientError {
     /// The daemon did not do what was asked.
     #[error("{}", .0.message)]
     Refused(Failure),
+}
+
+fn hint(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => "; only the user that the daemon runs as may",
+        _ => "",
+    }
 }
 
 /// Whether the target was reached, and how.
@@ -63,14 +78,18 @@ impl Client {
     ///
     /// # Errors
     ///
-    /// If nobody listens there.
+    /// If nobody listens there, or whoever does cannot be reached.
     pub fn connect(path: impl AsRef<Path>) -> Result<Self, ClientError> {
-        let path = path.as_ref();
-        let failed = |source| ClientError::Connect {
-            path: path.to_owned(),
-            source,
+        let failed = |source: io::Error| {
+            let path = path.as_ref().to_owned();
+            match source.kind() {
+                io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused => {
+                    ClientError::Connect { path, source }
+                }
+                _ => ClientError::Unreachable { path, source },
+            }
         };
-        let writer = UnixStream::connect(path).map_err(failed)?;
+        let writer = UnixStream::connect(&path).map_err(failed)?;
         let reader = BufReader::new(writer.try_clone().map_err(failed)?);
         Ok(Self { writer, reader })
     }
@@ -242,5 +261,28 @@ impl Iterator for Events {
                 }
             });
         Some(event)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_may_not_connect_is_told_so() {
+        let text = |kind: io::ErrorKind| {
+            let error = ClientError::Unreachable {
+                path: "/run/control".into(),
+                source: kind.into(),
+            };
+            error.to_string()
+        };
+        let denied = text(io::ErrorKind::PermissionDenied);
+        assert_eq!(
+            denied,
+            "/run/control cannot be connected to: permission denied; only the user that the daemon \
+             runs as may"
+        );
+        assert!(!text(io::ErrorKind::NotADirectory).contains("only the user"));
     }
 }

@@ -43,9 +43,12 @@ pub(crate) fn status(out: &mut impl Write, status: &Status) -> io::Result<()> {
     if memory.bytes != 0 {
         writeln!(
             out,
-            "guest     {} in {} region(s)",
+            "guest     {} in {}",
             human(memory.bytes),
-            memory.regions.len()
+            count(
+                (memory.regions.len() + memory.regions_left_out) as u64,
+                "region"
+            )
         )?;
     }
     writeln!(out, "frontend  {}", frontend(&status.frontend))?;
@@ -137,6 +140,14 @@ fn list(names: &[String]) -> String {
     }
 }
 
+/// A number of things.
+fn count(number: u64, thing: &str) -> String {
+    match number {
+        1 => format!("1 {thing}"),
+        _ => format!("{number} {thing}s"),
+    }
+}
+
 /// A movement in one line.
 fn way(movement: &Movement) -> String {
     let counters = &movement.counters;
@@ -146,15 +157,33 @@ fn way(movement: &Movement) -> String {
         "under way for"
     };
     format!(
-        "{} -> {}, {state} {:.1} ms: {} requests, {} bytes on the wire, {} given back in {} calls \
-         and {:.1} ms",
+        "{} -> {}, {state} {:.1} ms: {}, {} on the wire, {} given back in {} and {:.1} ms",
         human(movement.from_bytes),
         human(movement.target_bytes),
         movement.elapsed_ms,
-        counters.requests,
-        counters.wire_bytes,
+        count(counters.requests, "request"),
+        count(counters.wire_bytes, "byte"),
         human(counters.discarded_bytes),
-        counters.discard_calls,
+        count(counters.discard_calls, "call"),
         counters.discard_ns as f64 / 1e6
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_is_not_many() {
+        let mut movement = Movement::default();
+        assert!(
+            way(&movement).contains(": 0 requests, 0 bytes on the wire, 0 B given back in 0 calls")
+        );
+        movement.counters.requests = 1;
+        movement.counters.wire_bytes = 1;
+        movement.counters.discard_calls = 1;
+        assert!(
+            way(&movement).contains(": 1 request, 1 byte on the wire, 0 B given back in 1 call")
+        );
+    }
 }

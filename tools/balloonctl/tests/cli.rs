@@ -32,7 +32,7 @@ impl Daemon {
         let state = Arc::new(State::new(settings, Faults::new(vec![])));
         state.memory(MemoryStatus {
             bytes: 4 << 30,
-            regions: vec![],
+            ..MemoryStatus::default()
         });
         let dir = tempfile::tempdir().expect("a folder");
         let path = dir.path().join("control");
@@ -136,6 +136,22 @@ fn no_daemon_is_status_3() {
         err.starts_with(r#"{"error":{"code":"other","message":"no daemon"#),
         "{err}"
     );
+}
+
+/// That a socket cannot be reached is not that nobody listens.
+#[test]
+fn no_way_to_the_daemon_is_status_1() {
+    let dir = tempfile::tempdir().expect("a folder");
+    let file = dir.path().join("file");
+    std::fs::write(&file, "").expect("written");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_balloonctl"));
+    let (code, out, err) = run(command.arg("-c").arg(file.join("socket")).arg("status"));
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(
+        err.contains("file/socket cannot be connected to: Not a directory"),
+        "{err}"
+    );
+    assert!(!err.contains("no daemon"), "{err}");
 }
 
 #[test]
