@@ -7,7 +7,9 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::message::{Event, Failure, Movement, Reply, Request, Response, SizeField, Status};
+use crate::message::{
+    Event, Failure, HintAction, HintStatus, Movement, Reply, Request, Response, SizeField, Status,
+};
 use crate::{LINE_MAX, VERSION};
 
 /// Why a request got no answer, or not the one hoped for.
@@ -169,7 +171,7 @@ impl Client {
     ///
     /// As [`Client::ask`]; that the time was up is no error.
     pub fn wait(&mut self, timeout: Option<Duration>) -> Result<Waited, ClientError> {
-        let timeout_ms = timeout.map(|t| u64::try_from(t.as_millis()).unwrap_or(u64::MAX));
+        let timeout_ms = timeout.map(millis);
         match self.ask(&Request::Wait { timeout_ms })? {
             Reply::Wait {
                 reached,
@@ -180,6 +182,45 @@ impl Client {
                 actual_bytes,
                 movement,
             }),
+            other => Err(unexpected(&other)),
+        }
+    }
+
+    /// Begins or ends a round of free page hinting.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::ask`].
+    pub fn free_page_hint(&mut self, action: HintAction) -> Result<HintStatus, ClientError> {
+        self.hint(action, false, None)
+    }
+
+    /// Begins a round of free page hinting, and waits until the guest has told all its free memory or
+    /// the time is up.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::ask`]; that the time was up is no error, but to be seen in the state.
+    pub fn free_page_hint_round(
+        &mut self,
+        timeout: Option<Duration>,
+    ) -> Result<HintStatus, ClientError> {
+        self.hint(HintAction::Start, true, timeout)
+    }
+
+    fn hint(
+        &mut self,
+        action: HintAction,
+        wait: bool,
+        timeout: Option<Duration>,
+    ) -> Result<HintStatus, ClientError> {
+        let request = Request::FreePageHint {
+            action,
+            wait,
+            timeout_ms: timeout.map(millis),
+        };
+        match self.ask(&request)? {
+            Reply::FreePageHint { hint } => Ok(hint),
             other => Err(unexpected(&other)),
         }
     }
@@ -230,6 +271,10 @@ impl Client {
             Ok(_) => Ok(None),
         }
     }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn unexpected(reply: &Reply) -> ClientError {

@@ -33,6 +33,18 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
     },
+    /// Begins or ends a round of free page hinting. Answered by [`Reply::FreePageHint`].
+    FreePageHint {
+        /// What is wanted.
+        action: HintAction,
+        /// Answers only when the guest has told all its free memory, or the time is up; with
+        /// [`HintAction::Start`].
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        wait: bool,
+        /// How long to wait, in milliseconds; without it, for ever.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
     /// Turns the connection into a stream of [`Event`]s, the first of which tells the state now.
     Watch {},
     /// Sets the faults of a daemon that was started with `--fault`; for tests. Answered by
@@ -42,6 +54,18 @@ pub enum Request {
         /// was withheld.
         set: Vec<String>,
     },
+}
+
+/// What is wanted of free page hinting.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HintAction {
+    /// A new round: the guest tells its free memory, and keeps it out of use.
+    Start,
+    /// No more hints for now.
+    Stop,
+    /// The end: the guest may use the memory again.
+    Done,
 }
 
 /// A size in a request.
@@ -93,6 +117,8 @@ pub enum FailureCode {
     BadValue,
     /// The request is not allowed on this daemon.
     NotAllowed,
+    /// There is no guest, or it cannot do this.
+    NotSupported,
     /// There are too many connections.
     Busy,
     /// A kind that this version of the client does not know.
@@ -121,6 +147,11 @@ pub enum Reply {
         actual_bytes: u64,
         /// The movement that is waited for.
         movement: Movement,
+    },
+    /// To [`Request::FreePageHint`].
+    FreePageHint {
+        /// The round.
+        hint: HintStatus,
     },
     /// To [`Request::Fault`].
     Fault {
@@ -210,8 +241,12 @@ macro_rules! for_each_counter {
             prefetched_bytes,
             /// Statistics received.
             stats_requests,
-            /// Free page hints received; the daemon asks for none.
+            /// Requests taken from the hinting queue.
             hint_requests,
+            /// Of these, such as belong to no round that was asked for.
+            stale_hints,
+            /// Bytes of free pages hinted in rounds that were asked for.
+            hinted_bytes,
             /// Interrupts sent to the guest.
             interrupts,
             /// Times the frontend read config space.
@@ -243,6 +278,9 @@ pub struct Status {
     pub balloon: BalloonStatus,
     /// The way to the target now.
     pub movement: Movement,
+    /// The last round of free page hinting.
+    #[serde(default)]
+    pub hint: HintStatus,
     /// All that was counted since the daemon started.
     pub counters: Counters,
     /// What was refused or failed, by kind; kinds that never happened are left out.
@@ -328,6 +366,58 @@ pub struct BalloonStatus {
     pub reached: bool,
 }
 
+/// A round of free page hinting.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct HintStatus {
+    /// The id of the round; 0 before the first.
+    pub id: u32,
+    /// How far it is.
+    pub state: HintState,
+    /// How many hints there were in it.
+    pub hints: u64,
+    /// How much memory they named, in bytes.
+    pub bytes: u64,
+    /// From asking for the round to its end, or to now, in milliseconds.
+    pub elapsed_ms: f64,
+}
+
+/// How far a round of free page hinting is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum HintState {
+    /// None was asked for, since the guest's driver took the device.
+    #[default]
+    Idle,
+    /// The guest was asked, and did not begin yet.
+    Requested,
+    /// The guest is telling its free memory.
+    Running,
+    /// It has told all.
+    Finished,
+    /// The host wants no more hints.
+    Stopped,
+    /// The host is done with them.
+    Done,
+    /// A state that this version of the client does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl HintState {
+    /// The name people see.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Idle => "idle",
+            Self::Requested => "requested",
+            Self::Running => "running",
+            Self::Finished => "finished",
+            Self::Stopped => "stopped",
+            Self::Done => "done",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// Statistics of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStats {
@@ -350,13 +440,15 @@ pub struct Event {
 }
 
 /// What happened. States in quick succession are told as the last of them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum EventKind {
     /// The first event of a stream, and whenever a frontend comes, goes or negotiates.
     Frontend(FrontendStatus),
     /// Target or size of the balloon changed; also sent at the start of a stream.
     Balloon(BalloonStatus),
+    /// A round of free page hinting began, ended or came to another state.
+    FreePageHint(HintStatus),
     /// The guest sent statistics.
     Stats(GuestStats),
     /// More was refused or failed; all kinds with their count.

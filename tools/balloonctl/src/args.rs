@@ -65,6 +65,9 @@ pub(crate) enum Command {
         #[arg(long)]
         stats: bool,
     },
+    /// Have the guest tell its free memory and keep it out of use, for whoever copies its memory
+    #[command(subcommand)]
+    FreePageHint(Hint),
     /// Tell each change as it happens
     Watch,
     /// Set the faults of a daemon started with --fault; none ends them
@@ -73,6 +76,23 @@ pub(crate) enum Command {
         /// As for the daemon's --fault
         set: Vec<String>,
     },
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum Hint {
+    /// Begin a new round
+    Start {
+        /// Wait until the guest has told all its free memory
+        #[arg(long)]
+        wait: bool,
+        /// Wait, but not longer than this, such as 500ms, 10s or 2m
+        #[arg(long, value_name = "TIME", value_parser = timeout)]
+        timeout: Option<Duration>,
+    },
+    /// Want no more for now; what was told stays out of use
+    Stop,
+    /// Let the guest use its memory again
+    Done,
 }
 
 /// A size; a whole number of pages, unless it is a percentage.

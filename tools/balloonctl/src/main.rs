@@ -13,12 +13,12 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use balloon_control::client::{ClientError, Waited};
-use balloon_control::message::{Failure, FailureCode, SizeField};
+use balloon_control::message::{Failure, FailureCode, HintAction, HintState, SizeField};
 use balloon_control::{Client, Size};
 use clap::Parser as _;
 use serde_json::json;
 
-use crate::args::{Args, Command};
+use crate::args::{Args, Command, Hint};
 
 /// What scripts can tell from the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -118,6 +118,7 @@ fn run(args: &Args) -> Result<Status, Trouble> {
                 false => show::status(&mut out, &status)?,
             }
         }
+        Command::FreePageHint(what) => return hint(&mut client, args, what, &mut out),
         Command::Watch => {
             for event in client.watch()? {
                 let event = event?;
@@ -135,6 +136,30 @@ fn run(args: &Args) -> Result<Status, Trouble> {
         }
     }
     Ok(Status::Done)
+}
+
+fn hint(
+    client: &mut Client,
+    args: &Args,
+    what: &Hint,
+    out: &mut impl io::Write,
+) -> Result<Status, Trouble> {
+    let (waits, hint) = match what {
+        Hint::Start { wait, timeout } if *wait || timeout.is_some() => {
+            (true, client.free_page_hint_round(*timeout)?)
+        }
+        Hint::Start { .. } => (false, client.free_page_hint(HintAction::Start)?),
+        Hint::Stop => (false, client.free_page_hint(HintAction::Stop)?),
+        Hint::Done => (false, client.free_page_hint(HintAction::Done)?),
+    };
+    match args.json {
+        true => print_json(out, &hint)?,
+        false => show::hint(out, &hint)?,
+    }
+    Ok(match hint.state {
+        HintState::Requested | HintState::Running if waits => Status::TimeUp,
+        _ => Status::Done,
+    })
 }
 
 fn wait_for(

@@ -5,7 +5,8 @@
 use std::io::{self, Write};
 
 use balloon_control::message::{
-    BalloonStatus, Counters, Event, EventKind, FrontendStatus, GuestStats, Movement, Status,
+    BalloonStatus, Counters, Event, EventKind, FrontendStatus, GuestStats, HintState, HintStatus,
+    Movement, Status,
 };
 use balloon_control::size::human;
 
@@ -37,6 +38,10 @@ pub(crate) fn waited(
     }
 }
 
+pub(crate) fn hint(out: &mut impl Write, hint: &HintStatus) -> io::Result<()> {
+    writeln!(out, "{}", round(hint))
+}
+
 pub(crate) fn status(out: &mut impl Write, status: &Status) -> io::Result<()> {
     writeln!(out, "balloon   {}", balloon(&status.balloon))?;
     let memory = &status.memory;
@@ -54,6 +59,9 @@ pub(crate) fn status(out: &mut impl Write, status: &Status) -> io::Result<()> {
     writeln!(out, "frontend  {}", frontend(&status.frontend))?;
     if status.movement.id != 0 {
         writeln!(out, "movement  {}", way(&status.movement))?;
+    }
+    if status.hint.state != HintState::Idle {
+        writeln!(out, "hinting   {}", round(&status.hint))?;
     }
     writeln!(out, "since the start")?;
     counters(out, &status.counters)?;
@@ -90,6 +98,7 @@ pub(crate) fn event(out: &mut impl Write, event: &Event) -> io::Result<()> {
     match &event.what {
         EventKind::Frontend(now) => writeln!(out, "{at:10.3} frontend {}", frontend(now)),
         EventKind::Balloon(now) => writeln!(out, "{at:10.3} balloon {}", balloon(now)),
+        EventKind::FreePageHint(now) => writeln!(out, "{at:10.3} hinting {}", round(now)),
         EventKind::Stats(GuestStats { values, .. }) => {
             let values: Vec<_> = values.iter().map(|(n, v)| format!("{n}={v}")).collect();
             writeln!(out, "{at:10.3} statistics {}", values.join(" "))
@@ -138,6 +147,18 @@ fn list(names: &[String]) -> String {
         [] => "none".to_owned(),
         names => names.join(","),
     }
+}
+
+/// A round of free page hinting in one line.
+fn round(hint: &HintStatus) -> String {
+    format!(
+        "round {:#x} {}, {} in {} after {:.1} ms",
+        hint.id,
+        hint.state.name(),
+        human(hint.bytes),
+        count(hint.hints, "hint"),
+        hint.elapsed_ms
+    )
 }
 
 /// A number of things.

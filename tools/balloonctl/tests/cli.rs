@@ -212,6 +212,18 @@ fn status_for_people_and_programs() {
 }
 
 #[test]
+fn hinting_without_a_guest_is_status_1() {
+    let daemon = Daemon::start();
+    for what in ["start", "stop", "done"] {
+        let (code, out, err) = daemon.run(&["free-page-hint", what]);
+        assert_eq!((code, out.as_str()), (Some(1), ""));
+        assert!(err.contains("--features free-page-hint"), "{err}");
+    }
+    let (code, _, err) = daemon.run(&["free-page-hint", "start", "--timeout", "10"]);
+    assert_eq!(code, Some(2), "{err}");
+}
+
+#[test]
 fn watching() {
     use std::io::{BufRead as _, BufReader};
     let daemon = Daemon::start();

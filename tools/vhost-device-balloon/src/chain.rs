@@ -33,6 +33,20 @@ pub struct Chain {
     pieces: Vec<(GuestAddress, u32)>,
 }
 
+impl Direction {
+    /// That of a chain's first descriptor; an empty one counts as readable.
+    pub fn of<M>(chain: &DescriptorChain<M>) -> Self
+    where
+        M: Deref + Clone,
+        M::Target: GuestMemory,
+    {
+        match chain.clone().next() {
+            Some(descriptor) if descriptor.is_write_only() => Self::Writable,
+            _ => Self::Readable,
+        }
+    }
+}
+
 impl Chain {
     /// Follows a chain to its end.
     ///

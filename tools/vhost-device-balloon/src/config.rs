@@ -2,6 +2,7 @@
 
 //! The balloon's config space.
 
+use balloon_wire::logic::hint::STOP;
 use balloon_wire::wire::{self, Announcement};
 
 use crate::features::Dialect;
@@ -17,6 +18,8 @@ pub struct ConfigSpace {
     pub num_pages: u32,
     /// What it holds according to the driver, in balloon pages.
     pub actual: u32,
+    /// The round of free page hinting that is asked for, or a word.
+    pub hint_cmd_id: u32,
     /// What the driver fills freed pages with.
     pub poison_val: u32,
     /// What is said of page bitmaps.
@@ -31,6 +34,7 @@ impl ConfigSpace {
         Self {
             num_pages: 0,
             actual: 0,
+            hint_cmd_id: STOP,
             poison_val: 0,
             announcement: (dialect == Dialect::Bitmap).then_some(*limits),
             len: dialect.config_len(),
@@ -58,7 +62,7 @@ impl ConfigSpace {
         put(wire::CONFIG_NUM_PAGES, &self.num_pages.to_le_bytes());
         put(wire::CONFIG_ACTUAL, &self.actual.to_le_bytes());
         if self.len > wire::CONFIG_POISON_VAL {
-            // The command id stays 0 ("stop"): free page hints are never asked for.
+            put(wire::CONFIG_HINT_CMD_ID, &self.hint_cmd_id.to_le_bytes());
             put(wire::CONFIG_POISON_VAL, &self.poison_val.to_le_bytes());
         }
         if let Some(announcement) = &self.announcement {

@@ -11,7 +11,8 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use balloon_control::message::{
-    Event, EventKind, Failure, FailureCode, Reply, Request, Response, SizeField,
+    Event, EventKind, Failure, FailureCode, HintAction, HintState, HintStatus, Reply, Request,
+    Response, SizeField,
 };
 use balloon_control::size::{Size, SizeError, human};
 use balloon_control::{LINE_MAX, VERSION};
@@ -19,7 +20,7 @@ use serde::Serialize;
 use tracing::{debug, error};
 
 use crate::fault::{FAULTS_MAX, Fault};
-use crate::state::State;
+use crate::state::{State, View};
 
 /// Connections served at a time.
 const CONNECTIONS_MAX: usize = 64;
@@ -145,6 +146,14 @@ impl Connection {
                     let status = Box::new(self.state.status());
                     self.answer(Ok(Reply::Status(status)))?;
                 }
+                Ok(Request::FreePageHint {
+                    action,
+                    wait,
+                    timeout_ms,
+                }) => match self.hint(action, wait, timeout_ms)? {
+                    Some(answer) => self.answer(answer)?,
+                    None => return Ok(()),
+                },
                 Ok(Request::Fault { set }) => self.answer(self.fault(&set))?,
             }
         }
@@ -196,17 +205,50 @@ impl Connection {
 
     /// Waits until the target is reached or the time is up; `None` if the client went away.
     fn wait(&self, timeout_ms: Option<u64>) -> io::Result<Option<Reply>> {
+        let view = self.view_when(timeout_ms, |view| view.balloon.reached)?;
+        Ok(view.map(|view| Reply::Wait {
+            reached: view.balloon.reached,
+            actual_bytes: view.balloon.actual_bytes,
+            movement: view.movement,
+        }))
+    }
+
+    /// Begins or ends a round of free page hinting, and may wait for its end; `None` if the client
+    /// went away.
+    fn hint(
+        &self,
+        action: HintAction,
+        wait: bool,
+        timeout_ms: Option<u64>,
+    ) -> io::Result<Option<Result<Reply, Failure>>> {
+        let begun = match self.state.hint(action) {
+            Ok(hint) => hint,
+            Err(why) => return Ok(Some(Err(fail(FailureCode::NotSupported, why)))),
+        };
+        if !wait {
+            return Ok(Some(Ok(Reply::FreePageHint { hint: begun })));
+        }
+        let under_way = |hint: &HintStatus| {
+            let state = hint.state;
+            hint.id == begun.id && matches!(state, HintState::Requested | HintState::Running)
+        };
+        let view = self.view_when(timeout_ms, |view| !under_way(&view.hint))?;
+        Ok(view.map(|view| Ok(Reply::FreePageHint { hint: view.hint })))
+    }
+
+    /// Waits until the state is as wanted or the time is up; `None` if the client went away.
+    fn view_when(
+        &self,
+        timeout_ms: Option<u64>,
+        wanted: impl Fn(&View) -> bool,
+    ) -> io::Result<Option<View>> {
         let deadline =
             timeout_ms.and_then(|ms| Instant::now().checked_add(Duration::from_millis(ms)));
         let mut view = self.state.view();
         loop {
             let left = deadline.map_or(LOOK, |d| d.saturating_duration_since(Instant::now()));
-            if view.balloon.reached || left.is_zero() {
-                return Ok(Some(Reply::Wait {
-                    reached: view.balloon.reached,
-                    actual_bytes: view.balloon.actual_bytes,
-                    movement: view.movement,
-                }));
+            if wanted(&view) || left.is_zero() {
+                return Ok(Some(view));
             }
             if self.gone()? {
                 return Ok(None);
@@ -217,7 +259,7 @@ impl Connection {
 
     /// Streams events until the client goes away.
     fn watch(&self) -> io::Result<()> {
-        let mut last: Option<crate::state::View> = None;
+        let mut last: Option<View> = None;
         let mut errors = BTreeMap::new();
         loop {
             let version = last.as_ref().map_or(0, |v| v.version);
@@ -230,6 +272,10 @@ impl Connection {
             }
             if last.as_ref().is_none_or(|l| l.balloon != view.balloon) {
                 self.tell(EventKind::Balloon(view.balloon.clone()))?;
+            }
+            let round = |view: &View| (view.hint.id, view.hint.state);
+            if round(&view) != last.as_ref().map_or((0, HintState::Idle), round) {
+                self.tell(EventKind::FreePageHint(view.hint.clone()))?;
             }
             let fresh = last
                 .as_ref()
@@ -338,7 +384,9 @@ fn parse(line: &[u8]) -> Result<Request, Failure> {
         bad(format!(
             "the request is not understood: {e}; allowed are {{\"cmd\":\"target\",\"size\":SIZE\
              [,\"force\":BOOL]}}, {{\"cmd\":\"status\"[,\"stats\":BOOL]}}, \
-             {{\"cmd\":\"wait\"[,\"timeout_ms\":N]}}, {{\"cmd\":\"watch\"}} and \
+             {{\"cmd\":\"wait\"[,\"timeout_ms\":N]}}, {{\"cmd\":\"watch\"}}, \
+             {{\"cmd\":\"free-page-hint\",\"action\":\"start\"|\"stop\"|\"done\"\
+             [,\"wait\":BOOL][,\"timeout_ms\":N]}} and \
              {{\"cmd\":\"fault\",\"set\":[...]}}"
         ))
     })

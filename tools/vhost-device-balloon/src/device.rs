@@ -33,6 +33,7 @@ use crate::chain::{Chain, Direction};
 use crate::channel::{Channel, Known};
 use crate::fault::{DIE_STATUS, HONEST, Plan};
 use crate::features::{EVENT_IDX, PROTOCOL_FEATURES, Protocol, Role, VERSION_1, roles};
+use crate::hint::Told;
 use crate::ram::{Outcome, Ram};
 use crate::ranges::Ranges;
 use crate::refusal::Refusal;
@@ -198,16 +199,16 @@ impl Device {
         let mut plan = HONEST;
         let done = match role {
             Some(role @ (Role::Inflate | Role::Deflate)) => {
-                plan = self.state.faults.plan();
+                plan = self.state.faults.plan(role);
                 self.balloon(&mut worker, role, chain)
             }
-            Some(Role::Report) => {
-                plan = self.state.faults.plan();
+            Some(role @ Role::Report) => {
+                plan = self.state.faults.plan(role);
                 self.report(&mut worker, chain)
             }
-            Some(Role::Hint) => {
-                self.state.tally.hint_requests.add(1);
-                Ok(())
+            Some(role @ Role::Hint) => {
+                plan = self.state.faults.plan(role);
+                self.hint(&mut worker, chain)
             }
             Some(Role::Stats) => match self.take_stats(&mut worker, chain) {
                 Ok(()) => {
@@ -231,6 +232,21 @@ impl Device {
         }
         if plan.withhold {
             worker.withheld.push((queue, head));
+            return true;
+        }
+        if let Some(count) = plan.reverse {
+            worker.withheld.push((queue, head));
+            let (kept, others): (Vec<_>, _) = std::mem::take(&mut worker.withheld)
+                .into_iter()
+                .partition(|(q, _)| *q == queue);
+            worker.withheld = others;
+            if (kept.len() as u64) < count {
+                worker.withheld.extend(kept);
+            } else {
+                for (_, head) in kept.into_iter().rev() {
+                    self.complete(&ram, &mut ring, role, head, &plan);
+                }
+            }
             return true;
         }
         if !plan.delay.is_zero() {
@@ -347,6 +363,45 @@ impl Device {
             }
         }
         self.apply(Role::Report, ram, ranges);
+        Ok(())
+    }
+
+    /// A word of free page hinting, or free pages.
+    fn hint(&self, worker: &mut Worker, chain: Popped<'_>) -> Result<(), Refusal> {
+        let Worker {
+            ram,
+            buffer,
+            ranges,
+            ..
+        } = worker;
+        let tally = &self.state.tally;
+        tally.hint_requests.add(1);
+        if Direction::of(&chain) == Direction::Readable {
+            Chain::walk(chain, Direction::Readable)?.read(ram.memory(), buffer)?;
+            let id = <[u8; 4]>::try_from(buffer.as_slice());
+            let id = u32::from_le_bytes(id.map_err(|_| Refusal::HintId(buffer.len()))?);
+            match self.state.hint_told(id) {
+                Told::Stale => tally.stale_hints.add(1),
+                told => debug!("free page hinting, round {id:#x}: {told:?}"),
+            }
+            return Ok(());
+        }
+        let hinted = Chain::walk(chain, Direction::Writable)?.ranges()?;
+        if !self.state.hints_wanted() {
+            tally.stale_hints.add(1);
+            return Ok(());
+        }
+        // Of a chain that has more ranges than are collected at a time, the rest is left out; no
+        // ring has so many descriptors.
+        ranges.clear();
+        let _ = hinted.into_iter().all(|range| ranges.push(range));
+        let outcome = ram.look(ranges.merge());
+        ranges.clear();
+        tally.hinted_bytes.add(outcome.inside);
+        self.state.hinted(outcome.inside);
+        for refusal in outcome.refusals() {
+            self.refuse(Some(Role::Hint), &refusal);
+        }
         Ok(())
     }
 

@@ -16,10 +16,12 @@
 //! | `no-interrupt` | completes requests without telling the guest |
 //! | `storm=HZ` | sends config-change notifications that often |
 //! | `flip=HZ` | changes `num_pages` between the target and 0 that often, with notifications |
+//! | `reverse=N` | keeps N requests of a queue, then completes them, the last one first |
+//! | `queue=NAME` | plays the faults above with requests of this queue only; may be repeated |
 //! | `config=OFFSET:HEX` | shows these bytes in config space from this offset on |
 //!
-//! Requests are those of the inflate, deflate and reporting queues, counted from when the faults
-//! were last set.
+//! Requests are those of the inflate, deflate, hinting and reporting queues, counted from when the
+//! faults were last set. The names of queues are those of `status`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -28,6 +30,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::config::READ_MAX;
+use crate::features::Role;
 use crate::state::lock;
 
 /// Exit status of `die`.
@@ -36,8 +39,11 @@ pub const DIE_STATUS: i32 = 70;
 /// The most faults that are played at a time, so that all of them fit into an answer.
 pub const FAULTS_MAX: usize = 32;
 
+/// The queues whose requests faults are played with.
+const FAULTY: [Role; 4] = [Role::Inflate, Role::Deflate, Role::Hint, Role::Report];
+
 const KINDS: &str = "none, withhold[=N], delay=MS, die[=N], used-id=ID, used-len=LEN, \
-                     no-interrupt, storm=HZ, flip=HZ and config=OFFSET:HEX";
+                     no-interrupt, reverse=N, queue=NAME, storm=HZ, flip=HZ and config=OFFSET:HEX";
 
 /// A fault; the [module](self) says what each does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -56,6 +62,10 @@ pub enum Fault {
     UsedLen(u32),
     /// `no-interrupt`.
     NoInterrupt,
+    /// `reverse`, requests.
+    Reverse(u64),
+    /// `queue`.
+    Queue(Role),
     /// `storm`, in Hz.
     Storm(u32),
     /// `flip`, in Hz.
@@ -102,6 +112,11 @@ impl FromStr for Fault {
             "used-id" => Self::UsedId(number(None, u32_max)? as u32),
             "used-len" => Self::UsedLen(number(None, u32_max)? as u32),
             "no-interrupt" if value.is_none() => Self::NoInterrupt,
+            "reverse" => Self::Reverse(number(None, u16::MAX.into())?),
+            "queue" => {
+                let role = FAULTY.into_iter().find(|role| Some(role.name()) == value);
+                Self::Queue(role.ok_or_else(wrong)?)
+            }
             "storm" => Self::Storm(number(None, 100_000)?.max(1) as u32),
             "flip" => Self::Flip(number(None, 100_000)?.max(1) as u32),
             "config" => {
@@ -139,6 +154,8 @@ impl fmt::Display for Fault {
             Self::UsedId(id) => write!(f, "used-id={id}"),
             Self::UsedLen(len) => write!(f, "used-len={len}"),
             Self::NoInterrupt => f.write_str("no-interrupt"),
+            Self::Reverse(n) => write!(f, "reverse={n}"),
+            Self::Queue(role) => write!(f, "queue={}", role.name()),
             Self::Storm(hz) => write!(f, "storm={hz}"),
             Self::Flip(hz) => write!(f, "flip={hz}"),
             Self::Config { offset, bytes } => {
@@ -158,6 +175,8 @@ pub struct Plan {
     pub die: bool,
     /// Do not complete it.
     pub withhold: bool,
+    /// Keep it until there are so many, then complete the last one first.
+    pub reverse: Option<u64>,
     /// The id in the used ring, if not the right one.
     pub used_id: Option<u32>,
     /// The length in the used ring.
@@ -171,6 +190,7 @@ pub const HONEST: Plan = Plan {
     delay: Duration::ZERO,
     die: false,
     withhold: false,
+    reverse: None,
     used_id: None,
     used_len: 0,
     interrupt: true,
@@ -215,10 +235,10 @@ impl Faults {
         lock(&self.set).iter().map(Fault::to_string).collect()
     }
 
-    /// How the next request is to be completed.
-    pub fn plan(&self) -> Plan {
+    /// How the next request, of the queue with this role, is to be completed.
+    pub fn plan(&self, role: Role) -> Plan {
         let mut plan = HONEST;
-        if !self.allowed {
+        if !self.allowed || !self.concern(role) {
             return plan;
         }
         let before = self.requests.fetch_add(1, Ordering::Relaxed);
@@ -226,11 +246,16 @@ impl Faults {
             match *fault {
                 Fault::Withhold(n) => plan.withhold |= before >= n,
                 Fault::Delay(ms) => plan.delay = Duration::from_millis(ms),
+                Fault::Reverse(n) => plan.reverse = Some(n),
                 Fault::Die(n) => plan.die |= before >= n,
                 Fault::UsedId(id) => plan.used_id = Some(id),
                 Fault::UsedLen(len) => plan.used_len = len,
                 Fault::NoInterrupt => plan.interrupt = false,
-                Fault::None | Fault::Storm(_) | Fault::Flip(_) | Fault::Config { .. } => {}
+                Fault::None
+                | Fault::Queue(_)
+                | Fault::Storm(_)
+                | Fault::Flip(_)
+                | Fault::Config { .. } => {}
             }
         }
         plan
@@ -240,7 +265,20 @@ impl Faults {
     pub fn released(&self) -> bool {
         !lock(&self.set)
             .iter()
-            .any(|f| matches!(f, Fault::Withhold(_)))
+            .any(|f| matches!(f, Fault::Withhold(_) | Fault::Reverse(_)))
+    }
+
+    /// Whether faults are played with a queue.
+    fn concern(&self, role: Role) -> bool {
+        let set = lock(&self.set);
+        let mut queues = set.iter().filter_map(|fault| match fault {
+            Fault::Queue(role) => Some(*role),
+            _ => None,
+        });
+        match queues.next() {
+            None => true,
+            Some(first) => first == role || queues.any(|r| r == role),
+        }
     }
 
     /// How often to send config-change notifications, and whether `num_pages` flips with them.
@@ -281,6 +319,8 @@ mod tests {
             "used-id=4294967295",
             "used-len=1",
             "no-interrupt",
+            "reverse=4",
+            "queue=hint",
             "storm=1000",
             "flip=10",
             "config=32:00ff",
@@ -296,6 +336,8 @@ mod tests {
             "delay=x",
             "delay=-1",
             "used-id=4294967296",
+            "reverse",
+            "queue=stats",
             "config=32",
             "config=32:0",
             "config=32:zz",
@@ -313,17 +355,40 @@ mod tests {
     fn without_the_option_there_are_none() {
         let faults = Faults::new(vec![]);
         assert!(!faults.replace(vec![Fault::Die(0)]));
-        assert_eq!(faults.plan(), HONEST);
+        assert_eq!(faults.plan(Role::Inflate), HONEST);
     }
 
     #[test]
     fn withheld_after_some_and_released() {
         let faults = Faults::new(vec![Fault::Withhold(2), Fault::UsedLen(9)]);
-        let plans: Vec<_> = (0..4).map(|_| faults.plan().withhold).collect();
+        let plans: Vec<_> = (0..4)
+            .map(|_| faults.plan(Role::Inflate).withhold)
+            .collect();
         assert_eq!(plans, [false, false, true, true]);
         assert!(!faults.released());
         assert!(faults.replace(vec![Fault::None]));
         assert!(faults.released());
-        assert_eq!(faults.plan(), HONEST);
+        assert_eq!(faults.plan(Role::Inflate), HONEST);
+    }
+
+    #[test]
+    fn of_some_queues_only() {
+        let only = |queues: &[Role]| {
+            let mut set = vec![Fault::UsedLen(9)];
+            set.extend(queues.iter().map(|role| Fault::Queue(*role)));
+            let faults = Faults::new(set);
+            FAULTY.map(|role| faults.plan(role) != HONEST)
+        };
+        assert_eq!(only(&[]), [true; 4]);
+        assert_eq!(only(&[Role::Hint]), [false, false, true, false]);
+        let two = [Role::Inflate, Role::Report];
+        assert_eq!(only(&two), [true, false, false, true]);
+        // What is not concerned does not count either.
+        let faults = Faults::new(vec![Fault::Withhold(1), Fault::Queue(Role::Hint)]);
+        for _ in 0..3 {
+            assert!(!faults.plan(Role::Inflate).withhold);
+        }
+        assert!(!faults.plan(Role::Hint).withhold);
+        assert!(faults.plan(Role::Hint).withhold);
     }
 }

@@ -23,6 +23,7 @@ pub mod daemon;
 pub mod device;
 pub mod fault;
 pub mod features;
+pub mod hint;
 pub mod ram;
 pub mod ranges;
 pub mod refusal;

@@ -173,6 +173,11 @@ impl Ram {
         }
     }
 
+    /// Looks how much of merged ranges is guest memory.
+    pub fn look(&self, ranges: &[Range]) -> Outcome {
+        self.each(ranges, None)
+    }
+
     /// Gives merged ranges back to the host, in one call for each and region. What is not guest
     /// memory is skipped, and so are parts of host pages.
     pub fn discard(&self, ranges: &[Range]) -> Outcome {

@@ -77,6 +77,8 @@ kinds! {
     QueueUnused = "queue-unused",
     /// The length of statistics.
     StatsLength = "stats-length",
+    /// The length of a word of free page hinting.
+    HintId = "hint-id",
     /// A config write that fits no field the driver may write.
     ConfigWrite = "config-write",
     /// Giving memory back failed.
@@ -178,6 +180,9 @@ pub enum Refusal {
     /// No whole number of statistics.
     #[error("statistics have {0} bytes, not a multiple of 10 up to {max}", max = crate::stats::BYTES_MAX)]
     StatsLength(usize),
+    /// No word of free page hinting.
+    #[error("a word of free page hinting has {0} bytes instead of 4")]
+    HintId(usize),
     /// Not a field of the driver's.
     #[error(
         "config space is written at offset {offset} with {len} bytes, which is no field of the driver's"
@@ -257,6 +262,7 @@ impl Refusal {
             Self::Ring(_) => Kind::Ring,
             Self::QueueUnused(_) => Kind::QueueUnused,
             Self::StatsLength(_) => Kind::StatsLength,
+            Self::HintId(_) => Kind::HintId,
             Self::ConfigWrite { .. } => Kind::ConfigWrite,
             Self::Discard { .. } => Kind::Discard,
             Self::Prefetch { .. } => Kind::Prefetch,

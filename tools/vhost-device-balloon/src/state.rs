@@ -10,15 +10,16 @@ use std::time::{Duration, Instant};
 
 use balloon_control::BALLOON_PAGE_BYTES;
 use balloon_control::message::{
-    BalloonStatus, Counters, DaemonStatus, FrontendStatus, GuestStats, MemoryStatus, Movement,
-    Status,
+    BalloonStatus, Counters, DaemonStatus, FrontendStatus, GuestStats, HintAction, HintStatus,
+    MemoryStatus, Movement, Status,
 };
-use balloon_wire::wire::Announcement;
+use balloon_wire::wire::{self, Announcement};
 
 use crate::config::{ConfigSpace, READ_MAX};
 use crate::counters::Tally;
 use crate::fault::Faults;
 use crate::features::{Dialect, Features, Protocol, roles};
+use crate::hint::{Hinting, Told};
 use crate::ram::Prefetch;
 use crate::refusal::{Complaints, Refusal};
 
@@ -65,6 +66,8 @@ pub struct View {
     pub balloon: BalloonStatus,
     /// The movement.
     pub movement: Movement,
+    /// Free page hinting.
+    pub hint: HintStatus,
     /// Statistics of the guest.
     pub stats: Option<GuestStats>,
     /// How many statistics were received.
@@ -95,6 +98,7 @@ struct Inner {
     acked: Option<u64>,
     memory: MemoryStatus,
     way: Way,
+    hinting: Hinting,
     stats: Option<(Instant, GuestStats)>,
     stats_count: u64,
     session: Option<Arc<dyn Session>>,
@@ -132,6 +136,7 @@ impl State {
                     base: Counters::default(),
                     done: Some((Duration::ZERO, Counters::default())),
                 },
+                hinting: Hinting::default(),
                 stats: None,
                 stats_count: 0,
                 session: None,
@@ -230,18 +235,83 @@ impl State {
             inner.config.actual = 0;
             inner.config.poison_val = 0;
             inner.stats = None;
+            inner.hint(Hinting::forget);
             inner.arrive(&counters);
         });
     }
 
     /// The driver acknowledged features.
     pub fn negotiated(&self, acked: u64) {
-        self.change(|inner| inner.acked = Some(acked));
+        self.change(|inner| {
+            inner.acked = Some(acked);
+            inner.hint(Hinting::forget);
+        });
     }
 
     /// The driver let the device go.
     pub fn released(&self) {
-        self.change(|inner| inner.acked = None);
+        self.change(|inner| {
+            inner.acked = None;
+            inner.hint(Hinting::forget);
+        });
+    }
+
+    /// Begins or ends a round of free page hinting, and tells the guest.
+    ///
+    /// # Errors
+    ///
+    /// If there is no driver that hints; says why.
+    pub fn hint(&self, action: HintAction) -> Result<HintStatus, String> {
+        self.can(wire::F_FREE_PAGE_HINT)?;
+        let status = self.change(|inner| {
+            inner.hint(match action {
+                HintAction::Start => Hinting::start,
+                HintAction::Stop => Hinting::stop,
+                HintAction::Done => Hinting::done,
+            });
+            inner.hinting.status()
+        });
+        self.notify();
+        Ok(status)
+    }
+
+    /// The guest sent an id on the hinting queue.
+    pub fn hint_told(&self, id: u32) -> Told {
+        self.change(|inner| inner.hinting.told(id))
+    }
+
+    /// Whether hints that come now are wanted.
+    pub fn hints_wanted(&self) -> bool {
+        lock(&self.inner).hinting.wanted()
+    }
+
+    /// Counts a hint.
+    pub fn hinted(&self, bytes: u64) {
+        lock(&self.inner).hinting.note(bytes);
+    }
+
+    /// Makes sure that the driver has taken a feature.
+    ///
+    /// # Errors
+    ///
+    /// Why it has not.
+    fn can(&self, bit: u32) -> Result<(), String> {
+        let dialect = self.settings.dialect;
+        let name = Features::from_bits(1 << bit)
+            .names(Dialect::PfnArray)
+            .join("");
+        if !self.settings.features.has(bit) {
+            return Err(format!(
+                "the daemon does not offer {name}; start it with --features {name}"
+            ));
+        }
+        let inner = lock(&self.inner);
+        match inner.acked {
+            Some(acked) if Features::from_bits(acked & !dialect.feature()).has(bit) => Ok(()),
+            Some(_) => Err(format!("the guest's driver did not take {name}")),
+            None if inner.connected => Err("no driver has taken the device".to_owned()),
+            None => Err("no guest is connected".to_owned()),
+        }
     }
 
     /// The guest's memory is another.
@@ -318,6 +388,7 @@ impl State {
             frontend: self.frontend_status(inner),
             balloon: inner.balloon_status(),
             movement: inner.movement(counters),
+            hint: inner.hinting.status(),
             stats: inner.guest_stats(),
             stats_count: inner.stats_count,
         }
@@ -340,6 +411,7 @@ impl State {
             memory: inner.memory.clone(),
             balloon: inner.balloon_status(),
             movement: inner.movement(&counters),
+            hint: inner.hinting.status(),
             counters,
             errors: self.complaints.by_kind(),
             guest_stats: inner.guest_stats(),
@@ -365,6 +437,12 @@ impl State {
 }
 
 impl Inner {
+    /// Does something about free page hinting, and shows it in config space.
+    fn hint(&mut self, what: impl FnOnce(&mut Hinting)) {
+        what(&mut self.hinting);
+        self.config.hint_cmd_id = self.hinting.command();
+    }
+
     /// Notes that the target is reached, the first time it is.
     fn arrive(&mut self, counters: &Counters) {
         if self.config.actual == self.target && self.way.done.is_none() {

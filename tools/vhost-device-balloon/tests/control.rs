@@ -482,11 +482,19 @@ fn the_document_has_it_all() {
         "bad-version",
         "bad-value",
         "not-allowed",
+        "not-supported",
         "busy",
     ] {
         assert!(listed(code), "code {code}");
     }
-    for command in ["target", "wait", "status", "watch", "fault"] {
+    for command in [
+        "target",
+        "wait",
+        "status",
+        "free-page-hint",
+        "watch",
+        "fault",
+    ] {
         assert!(
             text.contains(&format!("\"cmd\":\"{command}\"")),
             "command {command}"

@@ -7,10 +7,13 @@ mod common;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use balloon_control::Status;
+use balloon_control::client::ClientError;
+use balloon_control::message::{FailureCode, HintAction, HintState};
 use balloon_wire::wire::{Announcement, CONFIG_ANNOUNCEMENT};
 use common::{
-    BITMAP, Daemon, EVENT_IDX, FREE, Guest, HIGH, INDIRECT, PAGE, Piece, Queue, exists, pages,
-    pfns, record, until,
+    BITMAP, BUFFER, Daemon, EVENT_IDX, FREE, Guest, HIGH, INDIRECT, PAGE, Piece, Queue, exists,
+    pages, pfns, record, until,
 };
 use vhost::VhostBackend as _;
 use vhost::vhost_user::VhostUserFrontend as _;
@@ -597,15 +600,245 @@ fn statistics_are_kept_until_wanted() {
     assert_eq!(guest.daemon.status().errors["stats-length"], 1);
 }
 
+const STATS: u64 = 1 << 1;
+const HINT: u64 = 1 << 3;
+const REPORTING: u64 = 1 << 5;
+
+fn told(guest: &mut Guest, queue: usize, id: u32) {
+    guest.send(queue, &id.to_le_bytes());
+}
+
 #[test]
-fn hints_are_completed() {
-    let features = ["--features", "stats,free-page-hint"];
-    let mut guest = Guest::start(&features, 1 << 3 | 1 << 1);
+fn rounds_of_free_page_hinting() {
+    let mut guest = Guest::start(
+        &["--features", "stats,free-page-hint"],
+        BITMAP | HINT | STATS,
+    );
     guest.fill();
-    guest.send(3, &[0; 4]);
-    guest.send_pieces(3, &[Piece::writable(FREE, 4 << 20)]);
+    let block = Piece::writable(FREE, 4 << 20);
+    let hint = |guest: &Guest| guest.daemon.status().hint;
+    assert_eq!(hint(&guest).state, HintState::Idle);
+    assert_eq!(guest.config(8, 4), [0; 4]);
+
+    // Before any round was asked for.
+    guest.send_pieces(3, &[block]);
+    told(&mut guest, 3, 0);
+    let counters = guest.daemon.status().counters;
+    assert_eq!((counters.stale_hints, counters.hinted_bytes), (2, 0));
+
+    let mut client = guest.daemon.client();
+    let mut last = 0;
+    for round in 1..=3 {
+        let asked = client.free_page_hint(HintAction::Start).expect("a round");
+        assert_eq!(asked.state, HintState::Requested);
+        assert!(asked.id > 1 && asked.id != last, "{:#x}", asked.id);
+        assert_eq!(guest.back_message()[0], 2);
+        assert_eq!(guest.config(8, 4), asked.id.to_le_bytes());
+        // What the guest still says of the round before is not for this one.
+        guest.send_pieces(3, &[block]);
+        told(&mut guest, 3, 0);
+        told(&mut guest, 3, last);
+        assert_eq!(
+            (hint(&guest).state, hint(&guest).hints),
+            (HintState::Requested, 0)
+        );
+
+        told(&mut guest, 3, asked.id);
+        assert_eq!(hint(&guest).state, HintState::Running);
+        guest.send_pieces(3, &[block]);
+        guest.send_pieces(
+            3,
+            &[
+                Piece::writable(HIGH, 4096),
+                Piece::writable(HIGH + 4096, 4096),
+            ],
+        );
+        told(&mut guest, 3, 0);
+        let now = hint(&guest);
+        assert_eq!((now.state, now.id), (HintState::Finished, asked.id));
+        assert_eq!((now.hints, now.bytes), (2, (4 << 20) + 8192));
+        let counters = guest.daemon.status().counters;
+        assert_eq!(counters.hinted_bytes, round * now.bytes);
+        // At the end is the end.
+        guest.send_pieces(3, &[block]);
+        assert_eq!(hint(&guest).hints, 2);
+        last = asked.id;
+    }
+    client.free_page_hint(HintAction::Stop).expect("stopped");
+    assert_eq!(guest.back_message()[0], 2);
+    assert_eq!(guest.config(8, 4), [0; 4]);
+    client.free_page_hint(HintAction::Done).expect("done");
+    assert_eq!(guest.back_message()[0], 2);
+    assert_eq!(guest.config(8, 4), [1, 0, 0, 0]);
+
+    // Hints are hints: all memory is as it was.
     guest.check_gone(&[]);
-    assert_eq!(guest.daemon.status().counters.hint_requests, 2);
+    let status = guest.daemon.status();
+    assert_eq!(status.counters.hint_requests, 2 + 3 * 8);
+    assert_eq!(
+        (status.counters.discard_calls, status.counters.errors),
+        (0, 0)
+    );
+    assert_eq!(status.counters.stale_hints, 2 + 3 * 4);
+}
+
+#[test]
+fn bad_hints_are_refused_one_by_one() {
+    let mut guest = Guest::start(&["--features", "free-page-hint"], BITMAP | HINT);
+    guest.fill();
+    let mut client = guest.daemon.client();
+    let id = client
+        .free_page_hint(HintAction::Start)
+        .expect("a round")
+        .id;
+    told(&mut guest, 2, id);
+    let at = guest.place(&id.to_le_bytes());
+    let mut expected = std::collections::BTreeMap::new();
+    for (kind, pieces) in [
+        ("hint-id", vec![Piece::of(at, 3)]),
+        ("hint-id", vec![Piece::of(at, 5)]),
+        ("hint-id", vec![Piece::of(at, 0)]),
+        ("chain-memory", vec![Piece::of(1 << 40, 4)]),
+        (
+            "chain-direction",
+            vec![Piece::of(at, 4), Piece::writable(FREE, 4096)],
+        ),
+        (
+            "chain-direction",
+            vec![Piece::writable(FREE, 4096), Piece::of(at, 4)],
+        ),
+        ("chain-memory", vec![Piece::writable(u64::MAX - 1, 4096)]),
+        ("chain-endless", vec![Piece::writable(FREE, 4096).next(0)]),
+        ("outside-ram", vec![Piece::writable(1 << 40, 4096)]),
+    ] {
+        guest.send_pieces(2, &pieces);
+        *expected.entry(kind.to_owned()).or_insert(0) += 1;
+        assert_eq!(guest.daemon.status().errors, expected, "{pieces:?}");
+    }
+    // Of a hint that is partly memory that part counts, and of memory named twice, one.
+    assert_eq!(guest.daemon.status().hint.bytes, 0);
+    let end = 32 << 20;
+    guest.send_pieces(
+        2,
+        &[
+            Piece::writable(end - 4096, 8192),
+            Piece::writable(end - 4096, 4096),
+        ],
+    );
+    assert_eq!(guest.daemon.status().hint.bytes, 4096);
+    // A guest that says it is in another round is believed.
+    told(&mut guest, 2, id + 1);
+    guest.send_pieces(2, &[Piece::writable(FREE, 4096)]);
+    told(&mut guest, 2, 0);
+    let hint = guest.daemon.status().hint;
+    assert_eq!((hint.bytes, hint.state), (4096, HintState::Running));
+    guest.check_gone(&[]);
+}
+
+#[test]
+fn a_round_is_waited_for() {
+    let mut guest = Guest::start(&["--features", "free-page-hint"], BITMAP | HINT);
+    let mut client = guest.daemon.client();
+    let soon = Some(Duration::from_millis(50));
+    let early = client.free_page_hint_round(soon).expect("an answer");
+    assert_eq!(early.state, HintState::Requested);
+    let waiting = std::thread::spawn(move || client.free_page_hint_round(None).expect("an answer"));
+    until("it asks", || guest.daemon.status().hint.id == early.id + 1);
+    told(&mut guest, 2, early.id + 1);
+    guest.send_pieces(2, &[Piece::writable(FREE, 4096)]);
+    told(&mut guest, 2, 0);
+    let round = waiting.join().expect("an answer");
+    assert_eq!((round.state, round.bytes), (HintState::Finished, 4096));
+    // A new driver knows nothing of it.
+    guest.start_driver(BITMAP | HINT);
+    assert_eq!(guest.config(8, 4), [0; 4]);
+    assert_eq!(guest.daemon.status().hint.state, HintState::Idle);
+    let mut client = guest.daemon.client();
+    let next = client.free_page_hint(HintAction::Start).expect("a round");
+    assert_eq!(next.id, early.id + 2);
+}
+
+#[test]
+fn hints_need_a_driver_that_gives_them() {
+    let refused = |daemon: &Daemon| match daemon.client().free_page_hint(HintAction::Start) {
+        Err(ClientError::Refused(failure)) => {
+            assert_eq!(failure.code, FailureCode::NotSupported);
+            failure.message
+        }
+        other => panic!("{other:?}"),
+    };
+    let guest = Guest::start(&["--features", "free-page-hint"], BITMAP);
+    assert!(refused(&guest.daemon).contains("driver did not take free-page-hint"));
+    let guest = Guest::start(&[], BITMAP);
+    assert!(refused(&guest.daemon).contains("--features free-page-hint"));
+    // There bit 3 means bitmaps.
+    let guest = Guest::start(&["--dialect", "2016"], 1 << 3);
+    assert!(refused(&guest.daemon).contains("does not offer"));
+    let daemon = Daemon::start(&["--features", "free-page-hint"]);
+    assert!(refused(&daemon).contains("no guest is connected"));
+}
+
+/// Whatever is offered and whatever of that is taken: each queue is where the driver has it.
+#[test]
+fn queues_are_where_the_driver_has_them() {
+    let optional = [
+        (STATS, "stats"),
+        (HINT, "hint"),
+        (REPORTING, "report"),
+        (BITMAP, ""),
+    ];
+    for offered in 0..16u64 {
+        let is = |set: u64, i: usize| set >> i & 1 == 1;
+        let names = ["stats", "free-page-hint", "reporting"];
+        let list: Vec<_> = (0..3)
+            .filter(|i| is(offered, *i))
+            .map(|i| names[i])
+            .collect();
+        let list = if list.is_empty() {
+            "none".to_owned()
+        } else {
+            list.join(",")
+        };
+        let dialect = if is(offered, 3) {
+            "bitmap"
+        } else {
+            "pfn-array"
+        };
+        let options = ["--features", &list, "--dialect", dialect];
+        let mut guest = Guest::start(&options, 0);
+        for taken in (0..16u64).filter(|taken| taken & !offered == 0) {
+            let features = optional.iter().enumerate();
+            let features = features
+                .filter(|(i, _)| is(taken, *i))
+                .map(|(_, (bit, _))| bit);
+            guest.start_driver(features.sum());
+            let mut expected = vec!["inflate", "deflate"];
+            expected.extend((0..3).filter(|i| is(taken, *i)).map(|i| optional[i].1));
+            let before = guest.daemon.status();
+            assert_eq!(before.frontend.queues, expected, "{offered:#b} {taken:#b}");
+            // Not only by name: an empty buffer is what each of them counts.
+            for queue in 0..expected.len() {
+                guest.post(queue, &[Piece::of(BUFFER, 0)]);
+            }
+            let count = |status: &Status| {
+                let c = &status.counters;
+                [
+                    c.inflate_requests,
+                    c.deflate_requests,
+                    c.stats_requests,
+                    c.hint_requests,
+                    c.report_requests,
+                ]
+            };
+            let there = ["inflate", "deflate", "stats", "hint", "report"];
+            let wanted: Vec<_> = std::iter::zip(there, count(&before))
+                .map(|(name, before)| before + u64::from(expected.contains(&name)))
+                .collect();
+            until("each is counted", || {
+                count(&guest.daemon.status()).to_vec() == wanted
+            });
+        }
+    }
 }
 
 #[test]

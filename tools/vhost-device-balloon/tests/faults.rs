@@ -32,6 +32,55 @@ fn withheld_and_released() {
 }
 
 #[test]
+fn one_queue_only() {
+    let options = [
+        "--features",
+        "free-page-hint",
+        "--fault",
+        "withhold",
+        "--fault",
+        "queue=hint",
+    ];
+    let mut guest = Guest::start(&options, BITMAP | 1 << 3);
+    guest.post(2, &[Piece::writable(FREE, 4096)]);
+    post(&mut guest);
+    assert_eq!(guest.used(0), (0, 0));
+    assert!(guest.nothing_used(2));
+    guest.daemon.client().fault(&[]).expect("allowed");
+    assert_eq!(guest.used(2), (0, 0));
+}
+
+#[test]
+fn the_last_one_first() {
+    let options = [
+        "--features",
+        "free-page-hint",
+        "--fault",
+        "reverse=3",
+        "--fault",
+        "queue=hint",
+    ];
+    let mut guest = Guest::start(&options, BITMAP | 1 << 3);
+    for head in 0..5 {
+        assert!(guest.none_used_now(2) || head > 2);
+        guest.post_at(
+            2,
+            head,
+            Piece::writable(FREE + u64::from(head) * 4096, 4096),
+        );
+    }
+    for head in [2, 1, 0] {
+        assert_eq!(guest.used(2), (head, 0));
+    }
+    assert!(guest.nothing_used(2));
+    // What is kept goes in order when the fault ends.
+    guest.daemon.client().fault(&[]).expect("allowed");
+    for head in [3, 4] {
+        assert_eq!(guest.used(2), (head, 0));
+    }
+}
+
+#[test]
 fn false_used_elements() {
     let mut guest = Guest::start(&["--fault", "used-id=65535"], BITMAP | EVENT_IDX);
     post(&mut guest);

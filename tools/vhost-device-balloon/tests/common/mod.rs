@@ -392,6 +392,14 @@ impl Guest {
         self.queues[queue].kick();
     }
 
+    /// Makes a piece available in the descriptor `head`, so that there can be several.
+    pub fn post_at(&mut self, queue: usize, head: u16, piece: Piece) {
+        let queue = &mut self.queues[queue];
+        Queue::lay(&self.memory, queue.table + 16 * u64::from(head), &[piece]);
+        queue.make_available(&self.memory, head);
+        queue.kick();
+    }
+
     /// The next used element, as soon as there is one: id and length.
     pub fn used(&mut self, queue: usize) -> (u32, u32) {
         self.queues[queue].wait_used(&self.memory)
