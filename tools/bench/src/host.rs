@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use rustix::fs::{FallocateFlags, fallocate};
-use vm_runner::process::{Process, bound, poll};
+use vm_runner::machine::qemu;
+use vm_runner::process::{Process, poll};
 use vm_runner::size::MIB;
 
 /// Processor time that the threads of process `pid` have used so far, in milliseconds; of threads that
@@ -60,22 +61,10 @@ pub fn hole_punch(bytes: u64) -> Result<Duration> {
     const ALLOCATE: Duration = Duration::from_secs(60);
 
     // A QEMU without a machine is a program that does nothing but this, and with the same calls.
-    let mut command = bound("qemu-system-x86_64");
+    let mut command = qemu::bare();
     command
-        .args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-S",
-            "-machine",
-            "none",
-        ])
-        .arg("-object")
-        .arg(format!(
-            "memory-backend-memfd,id=ram,size={}M,share=on,prealloc=on",
-            bytes / MIB
-        ))
+        .args(["-S", "-machine", "none"])
+        .args(["-object", &qemu::ram(bytes / MIB, true)])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());

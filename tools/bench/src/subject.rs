@@ -120,9 +120,9 @@ impl Subject {
             device: plan.device,
             load: None,
             populated: plan.populated,
-            disk: 0,
             sentinel: 0,
             command_line: plan.command_line,
+            ..Setup::USUAL
         };
         let choice = Choice {
             driver: plan.driver,

@@ -108,6 +108,21 @@ impl Channel {
         })
     }
 
+    /// The answer to command `id`, which was given over another line before the guest moved here.
+    pub fn inherit(&self, id: u64, command: &str, timeout: Duration) -> Job<'_> {
+        let (sender, outcome) = mpsc::channel();
+        lock(&self.waiting.outcomes).insert(id, sender);
+        // What is asked from now on is none of what was asked there.
+        self.next.fetch_max(id + 1, Ordering::Relaxed);
+        Job {
+            channel: self,
+            id,
+            outcome,
+            timeout,
+            command: command.to_owned(),
+        }
+    }
+
     /// Sends a request that has no answer, or one that the caller awaits otherwise.
     ///
     /// # Errors
@@ -209,6 +224,11 @@ impl Waiting {
 }
 
 impl Job<'_> {
+    /// Its number, by which its answer is known.
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// Waits for the command's end.
     ///
     /// # Errors

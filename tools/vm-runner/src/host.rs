@@ -12,14 +12,20 @@ use anyhow::{Context, Result, bail, ensure};
 use balloon_control::message::{GuestStats, SizeField};
 use balloon_control::{Client, Status};
 
+use crate::machine::qemu;
 use crate::paths;
 use crate::process::{Process, bound, poll};
 use crate::qmp::Qmp;
 
-/// The name of the daemon's vhost-user socket in the run folder.
-pub const SOCKET: &str = "balloon";
-/// The name of the daemon's control socket in the run folder.
-pub const CONTROL: &str = "control";
+/// The name of the vhost-user socket of the daemon with this number in the run folder.
+pub fn socket(number: usize) -> String {
+    format!("balloon{number}")
+}
+
+/// The name of its control socket.
+fn control(number: usize) -> String {
+    format!("control{number}")
+}
 
 /// How long the daemon may take to listen, or to end.
 const DAEMON: Duration = Duration::from_secs(10);
@@ -80,6 +86,18 @@ pub enum Host {
 }
 
 impl Host {
+    /// The QEMU whose files lie in `folder`, for a guest of `memory` bytes.
+    ///
+    /// # Errors
+    ///
+    /// If it does not answer.
+    pub fn of_qemu(folder: &Path, memory: u64) -> Result<Self> {
+        Ok(Self::Qemu {
+            qmp: Mutex::new(Qmp::connect(&folder.join(qemu::QMP))?),
+            memory,
+        })
+    }
+
     /// Sets how much the balloon is to take from the guest.
     ///
     /// # Errors
@@ -121,6 +139,18 @@ impl Host {
         }
     }
 
+    /// QEMU's control connection, where QEMU itself is the host.
+    ///
+    /// # Errors
+    ///
+    /// If the balloon is another one.
+    pub fn qmp(&self) -> Result<MutexGuard<'_, Qmp>> {
+        match self {
+            Self::Qemu { qmp, .. } => Ok(lock(qmp)),
+            _ => bail!("the balloon is not QEMU's own"),
+        }
+    }
+
     /// Our daemon, for what only it can do.
     ///
     /// # Errors
@@ -143,17 +173,22 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Starts it with its sockets and its log in `folder`, and waits until it listens.
+    /// Starts one, the `number`th of its guest, with its sockets and its log in `folder`, and waits
+    /// until it listens.
     ///
     /// # Errors
     ///
     /// If it is not there or ends at once; the message has what it said.
-    pub fn start(folder: &Path, dialect: Dialect, options: &[String]) -> Result<Self> {
+    pub fn start(folder: &Path, number: usize, dialect: Dialect, options: &[&str]) -> Result<Self> {
         let program = paths::sibling("vhost-device-balloon")?;
-        let log = folder.join("daemon.log");
+        let log = match number {
+            0 => folder.join("daemon.log"),
+            n => folder.join(format!("daemon{n}.log")),
+        };
+        let (socket, control) = (socket(number), control(number));
         let mut command = bound(&program.to_string_lossy());
         command
-            .args(["--socket-path", SOCKET, "--control-path", CONTROL])
+            .args(["--socket-path", &socket, "--control-path", &control])
             .args(["--dialect", dialect.name()])
             .args(options)
             .current_dir(folder)
@@ -163,7 +198,7 @@ impl Daemon {
         let process = Process::start("vhost-device-balloon", command)?;
         let this = Self {
             process,
-            control: folder.join(CONTROL),
+            control: folder.join(control),
             log,
             client: Mutex::default(),
         };
@@ -174,7 +209,7 @@ impl Daemon {
                     this.log_tail()
                 )));
             }
-            let both = this.control.exists() && folder.join(SOCKET).exists();
+            let both = this.control.exists() && folder.join(&socket).exists();
             let client = both
                 .then(|| Client::connect(&this.control).ok())
                 .flatten()?;

@@ -13,7 +13,8 @@ use anyhow::{Context, Result, bail, ensure};
 use crate::cpio::Archive;
 use crate::paths::{self, Driver, Guest};
 
-/// The init script. `VBRS_AGENT`, the agent's line, comes from the kernel's command line.
+/// The init script. `VBRS_AGENT`, the agent's line, comes from the kernel's command line, and so does
+/// `VBRS_RESUME`, the disk from which a guest that has hibernated wakes up.
 const INIT: &str = r#"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 export PATH=/bin
@@ -25,6 +26,9 @@ mount -t tmpfs -o size=100% memory /mem
 for module in $(cat /lib/vbrs/first); do
 	insmod /lib/vbrs/$module || echo "vbrs: insmod $module: $?" >/dev/console
 done
+if [ -n "$VBRS_RESUME" ]; then
+	cat "/sys/class/block/$VBRS_RESUME/dev" >/sys/power/resume
+fi
 # Short enough that a test sees it.
 echo 20 2>/dev/null >/proc/sys/kernel/hung_task_timeout_secs
 # Caches are dropped often; the kernel need not log it each time.
@@ -40,7 +44,10 @@ cat /etc/motd
 "#;
 
 /// Modules that a guest needs before anything else, where its kernel has not got them built in.
-const BUS_DRIVERS: [&str; 1] = ["virtio_pci"];
+const BUS_DRIVERS: [&str; 2] = ["virtio_pci", "virtio_mmio"];
+
+/// What runs another kernel from a running one, where the system has it.
+const KEXEC: &str = "/usr/sbin/kexec";
 
 /// The folder of the drivers in a guest.
 pub const DRIVER_FOLDER: &str = "/lib/vbrs";
@@ -82,7 +89,13 @@ fn build(guest: Guest) -> Result<Vec<u8>> {
     if let Ok(helper) = paths::sibling("vbrs-bench-guest") {
         archive.file("bin/vbrs-bench-guest", 0o755, &read(&helper)?)?;
     }
-    for library in libraries()? {
+    let mut libraries = libraries()?;
+    let kexec = Path::new(KEXEC);
+    if !guest.is_uml() && kexec.exists() {
+        archive.file("bin/kexec", 0o755, &read(kexec)?)?;
+        libraries.extend(libraries_of(kexec)?);
+    }
+    for library in libraries {
         let path = library.to_string_lossy();
         archive.file(path.trim_start_matches('/'), 0o755, &read(&library)?)?;
         // The program loader, which programs name by this path.
@@ -133,6 +146,26 @@ fn libraries() -> Result<BTreeSet<PathBuf>> {
         .collect())
 }
 
+/// The libraries that a program of the system needs.
+fn libraries_of(program: &Path) -> Result<BTreeSet<PathBuf>> {
+    let out = Command::new("ldd")
+        .arg(program)
+        .output()
+        .context("run ldd")?;
+    ensure!(
+        out.status.success(),
+        "ldd {}: {}",
+        program.display(),
+        out.status
+    );
+    // "libz.so.1 => /lib/x86_64-linux-gnu/libz.so.1 (0x…)", or the loader's path alone.
+    Ok(String::from_utf8_lossy(&out.stdout)
+        .split_whitespace()
+        .filter(|word| word.starts_with('/'))
+        .map(PathBuf::from)
+        .collect())
+}
+
 fn read(path: &Path) -> Result<Vec<u8>> {
     std::fs::read(path).with_context(|| format!("read {}", path.display()))
 }
@@ -170,28 +203,34 @@ fn module_name(path: &Path) -> String {
 /// the kernel is left out.
 fn needed(folder: &Path, wanted: &[&str]) -> Result<Vec<PathBuf>> {
     let list = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default();
-    let built_in: BTreeSet<String> = list("modules.builtin")
+    // Some modules beside a kernel that has the rest built in: a line has a module last, and before it
+    // what it needs.
+    let few = list("load-order");
+    let built_in = list("modules.builtin");
+    let built_in: BTreeSet<String> = built_in
         .lines()
         .map(|line| module_name(Path::new(line)))
         .collect();
     let deps = list("modules.dep");
-    let deps: BTreeMap<String, (&str, Vec<&str>)> = deps
-        .lines()
-        .filter_map(|line| line.split_once(':'))
-        .map(|(file, needs)| {
-            (
-                module_name(Path::new(file)),
-                (file, needs.split_whitespace().collect()),
-            )
-        })
-        .collect();
+    let mut lines: BTreeMap<String, Vec<&str>> = BTreeMap::new();
+    for line in few.lines() {
+        let files: Vec<&str> = line.split_whitespace().collect();
+        if let Some(last) = files.last() {
+            lines.insert(module_name(Path::new(last)), files);
+        }
+    }
+    for (file, needs) in deps.lines().filter_map(|line| line.split_once(':')) {
+        // `modules.dep` has what a module needs last first.
+        let files = needs.split_whitespace().rev().chain([file]).collect();
+        lines.insert(module_name(Path::new(file)), files);
+    }
+
     let mut order: Vec<PathBuf> = Vec::new();
     for &name in wanted {
         if built_in.contains(name) {
             continue;
         }
-        // No list at all: a folder with a few modules beside a kernel that has the rest built in.
-        let Some((file, needs)) = deps.get(name) else {
+        let Some(files) = lines.get(name) else {
             ensure!(
                 built_in.is_empty() && deps.is_empty(),
                 "{name} is neither built in nor among the modules of {}",
@@ -199,8 +238,7 @@ fn needed(folder: &Path, wanted: &[&str]) -> Result<Vec<PathBuf>> {
             );
             continue;
         };
-        // `modules.dep` has what a module needs last first.
-        for file in needs.iter().rev().chain([file]) {
+        for file in files {
             let path = folder.join(file);
             if !order.contains(&path) {
                 order.push(path);
@@ -233,6 +271,19 @@ mod tests {
         assert_eq!(names(&["in_built"]), Vec::<String>::new());
         assert_eq!(names(&["top_one", "mid"]), ["low", "mid", "top_one"]);
         assert!(needed(dir.path(), &["absent"]).is_err());
+    }
+
+    #[test]
+    fn a_folder_with_a_few_modules_has_the_rest_built_in() {
+        let dir = tempfile::tempdir().unwrap();
+        let list = dir.path().join("load-order");
+        std::fs::write(list, "one.ko\ntwo-a.ko three.ko\n").unwrap();
+        let names: Vec<String> = needed(dir.path(), &["absent", "three", "one"])
+            .unwrap()
+            .iter()
+            .map(|p| module_name(p))
+            .collect();
+        assert_eq!(names, ["two_a", "three", "one"]);
     }
 
     #[test]

@@ -37,21 +37,25 @@ pub struct Plan {
     pub cpus: u32,
     /// More for the kernel's command line.
     pub command_line: String,
-    /// Where the balloon comes from.
-    pub balloon: Balloon,
+    /// Its balloons; nearly always one.
+    pub balloons: Vec<Balloon>,
     /// Has QEMU allocate all of the guest's memory before it starts.
     pub populated: bool,
-    /// Bytes of a disk, empty and sparse (User Mode Linux only); 0 for none.
+    /// Bytes of a disk, empty and sparse; 0 for none.
     pub disk: u64,
+    /// What QEMU plays.
+    pub board: qemu::Board,
+    /// More for QEMU's command line, before the balloon; a word `slots=…` belongs to `-m`.
+    pub hardware: Vec<&'static str>,
+    /// The guest comes from another machine: QEMU waits for it.
+    pub incoming: bool,
     /// How QEMU runs the guest.
     pub accelerator: qemu::Accelerator,
 }
 
-/// The balloon device of a machine.
+/// A balloon device of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Balloon {
-    /// None at all.
-    None,
     /// A vhost-user daemon that listens on this socket.
     VhostUser {
         /// The socket, relative to the run folder.
@@ -97,6 +101,17 @@ impl Machine {
     ///
     /// If something is missing, or the guest does not come up; the message has its last words.
     pub fn boot(plan: &Plan, folder: &Path) -> Result<Self> {
+        let machine = Self::start(plan, folder)?;
+        machine.await_boot()?;
+        Ok(machine)
+    }
+
+    /// Starts a machine and does not wait for the guest in it.
+    ///
+    /// # Errors
+    ///
+    /// If something is missing or the machine does not start.
+    pub fn start(plan: &Plan, folder: &Path) -> Result<Self> {
         let initramfs = folder.join("initramfs.cpio");
         std::fs::write(&initramfs, &*initramfs::of(plan.guest)?).context("write the initramfs")?;
         let started = Instant::now();
@@ -111,7 +126,7 @@ impl Machine {
         let process = Arc::new(ends.process);
         watch(Arc::clone(&process), Arc::clone(&life))?;
         let channel = Channel::open(ends.read, ends.write, Arc::clone(&life))?;
-        let machine = Self {
+        Ok(Self {
             guest: plan.guest,
             memory: plan.memory,
             started,
@@ -120,12 +135,15 @@ impl Machine {
             life,
             channel,
             transcript: Transcript::create(folder)?,
-        };
-        machine.await_agent()?;
-        Ok(machine)
+        })
     }
 
-    fn await_agent(&self) -> Result<()> {
+    /// Waits until the guest has booted, also when it boots anew in the same machine.
+    ///
+    /// # Errors
+    ///
+    /// If it does not come up; the message has its last words.
+    pub fn await_boot(&self) -> Result<()> {
         self.channel
             .await_hello(boot_time(self.guest))
             .with_context(|| {

@@ -10,8 +10,12 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde_json::{Value, json};
 
+use crate::process::poll;
+
 /// How long QEMU may take for an answer.
 const ANSWER: Duration = Duration::from_secs(30);
+/// How long it may take to listen after it was started.
+const LISTEN: Duration = Duration::from_secs(20);
 /// The longest line it may send, in bytes.
 const LINE_MAX: usize = 16 << 20;
 
@@ -29,10 +33,18 @@ impl Qmp {
     ///
     /// # Errors
     ///
-    /// If nobody listens there or it is not QEMU.
+    /// If nobody listens there, or will before long, or it is not QEMU.
     pub fn connect(path: &Path) -> Result<Self> {
-        let stream =
-            UnixStream::connect(path).with_context(|| format!("QMP at {}", path.display()))?;
+        // A QEMU that has just been started is not there yet.
+        let mut why = None;
+        let stream = poll(LISTEN, || match UnixStream::connect(path) {
+            Ok(stream) => Some(stream),
+            Err(e) => {
+                why = Some(e);
+                None
+            }
+        });
+        let stream = stream.with_context(|| format!("QMP at {}: {why:?}", path.display()))?;
         Self::over(stream)
     }
 

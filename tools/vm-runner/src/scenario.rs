@@ -11,6 +11,7 @@ mod knobs;
 mod kunit;
 mod lifecycle;
 mod machine;
+mod migration;
 mod offline;
 mod power;
 mod pressure;
@@ -108,6 +109,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         offline::SCENARIOS,
         power::SCENARIOS,
         qemu::SCENARIOS,
+        migration::SCENARIOS,
     ]
     .into_iter()
     .flatten()

@@ -6,25 +6,30 @@
 //! its own for it: [`Session::inflate`] fails if a single page is missing in any of the places that
 //! count them.
 
+mod body;
+
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 
+use self::body::Body;
+pub use self::body::Migrated;
 use crate::account::{self, Account};
-use crate::host::{Daemon, Dialect, Host, SOCKET};
-use crate::host_memory::MemoryFile;
+use crate::host::{self, Daemon, Dialect, Host};
 use crate::initramfs::DRIVER_FOLDER;
 use crate::klog;
 use crate::ktap;
 use crate::machine::{self, Balloon, Machine, Plan, qemu};
 use crate::paths::{Driver, Guest};
 use crate::process::poll;
-use crate::qmp::Qmp;
 use crate::size::{KIB, MIB, PAGE, show};
+
+/// The machines that one guest can live in, one after the other.
+const BODIES: usize = 4;
 
 /// Virtqueues that the daemon's device has in QEMU: as many as any driver asks for.
 const QUEUES: u32 = 8;
@@ -54,8 +59,14 @@ pub struct Setup {
     /// Has the host allocate all of the guest's memory, as if the guest had used it all once, so that
     /// it can be seen what comes back.
     pub populated: bool,
-    /// Bytes of a disk that the guest gets (User Mode Linux only); 0 for none.
+    /// Bytes of a disk that the guest gets; 0 for none.
     pub disk: u64,
+    /// What QEMU plays.
+    pub board: qemu::Board,
+    /// More for QEMU's command line.
+    pub hardware: &'static [&'static str],
+    /// Further daemons beside the device: what they speak, and their options.
+    pub others: &'static [(Dialect, &'static [&'static str])],
     /// Bytes of a file in the guest whose contents must survive.
     pub sentinel: u64,
     /// More for the kernel's command line.
@@ -88,6 +99,9 @@ impl Setup {
         load: Some(""),
         populated: true,
         disk: 0,
+        board: qemu::Board::Q35,
+        hardware: &[],
+        others: &[],
         sentinel: 16 * MIB,
         command_line: "",
     };
@@ -114,12 +128,13 @@ pub struct Choice {
 
 /// A guest with a balloon.
 pub struct Session {
-    machine: Machine,
-    host: Host,
+    /// Where the guest has lived; it lives in the last one.
+    bodies: [OnceLock<Body>; BODIES],
+    plan: Plan,
+    others: Vec<Daemon>,
     setup: Setup,
     choice: Choice,
     folder: PathBuf,
-    memory_file: MemoryFile,
     /// The guest's memory before the driver came.
     before: Account,
     /// Host memory the guest took then.
@@ -140,51 +155,50 @@ impl Session {
     pub fn start(guest: Guest, setup: Setup, choice: Choice, folder: &Path) -> Result<Self> {
         let daemon = match setup.device {
             Device::Daemon { dialect, options } => {
-                let options: Vec<String> = options.iter().map(|&o| o.to_owned()).collect();
-                Some((Daemon::start(folder, dialect, &options)?, dialect))
+                Some(Daemon::start(folder, 0, dialect, options)?)
             }
             _ => None,
         };
-        let balloon = match (setup.device, &daemon) {
-            (Device::Qemu(properties), _) => {
-                Balloon::Qemu(properties.iter().map(|&p| p.to_owned()).collect())
+        let mut balloons: Vec<Balloon> = match setup.device {
+            Device::Qemu(properties) => {
+                vec![Balloon::Qemu(
+                    properties.iter().map(|&p| p.to_owned()).collect(),
+                )]
             }
-            (_, Some((_, dialect))) => Balloon::VhostUser {
-                socket: SOCKET.to_owned(),
-                queues: QUEUES,
-                config_bytes: dialect.config_bytes(),
-            },
-            _ => Balloon::None,
+            Device::Daemon { dialect, .. } => vec![vhost_user(0, dialect)],
+            Device::None => Vec::new(),
         };
-        let machine = Machine::boot(
-            &Plan {
-                guest,
-                memory: setup.memory,
-                cpus: cpus(setup.cpus),
-                command_line: setup.command_line.to_owned(),
-                balloon,
-                populated: setup.populated,
-                disk: setup.disk,
-                accelerator: choice.accelerator,
-            },
-            folder,
-        )?;
+        let mut others = Vec::new();
+        for (i, &(dialect, options)) in (1..).zip(setup.others) {
+            others.push(Daemon::start(folder, i, dialect, options)?);
+            balloons.push(vhost_user(i, dialect));
+        }
+        let plan = Plan {
+            guest,
+            memory: setup.memory,
+            cpus: cpus(setup.cpus),
+            command_line: setup.command_line.to_owned(),
+            balloons,
+            populated: setup.populated,
+            disk: setup.disk,
+            board: setup.board,
+            hardware: setup.hardware.to_vec(),
+            incoming: false,
+            accelerator: choice.accelerator,
+        };
+        let machine = Machine::boot(&plan, folder)?;
         let host = match (setup.device, daemon) {
-            (Device::Qemu(_), _) => Host::Qemu {
-                qmp: Mutex::new(Qmp::connect(&folder.join(qemu::QMP))?),
-                memory: setup.memory,
-            },
-            (_, Some((daemon, _))) => Host::Daemon(daemon),
+            (Device::Qemu(_), _) => Host::of_qemu(folder, setup.memory)?,
+            (_, Some(daemon)) => Host::Daemon(daemon),
             _ => Host::None,
         };
-        let memory_file = MemoryFile::of(machine.pid(), setup.memory)?;
         let mut this = Self {
-            machine,
-            host,
+            bodies: Default::default(),
+            plan,
+            others,
             setup,
             choice,
             folder: folder.to_owned(),
-            memory_file,
             before: Account::default(),
             allocated: 0,
             expected: Mutex::default(),
@@ -193,6 +207,7 @@ impl Session {
             buffers: AtomicU64::new(0),
             expected_taint: AtomicU64::new(0),
         };
+        this.move_into(Body::new(machine, host)?)?;
         if setup.sentinel > 0 {
             this.sh(&format!(
                 "vbrs-guest fill {SENTINEL} {} {SENTINEL_SEED}",
@@ -200,10 +215,10 @@ impl Session {
             ))?;
         }
         if setup.populated && guest.is_uml() {
-            this.memory_file.populate()?;
+            this.body().memory_file.populate()?;
         }
         this.before = this.account()?;
-        this.allocated = this.memory_file.allocated()?;
+        this.allocated = this.body().memory_file.allocated()?;
         if let Some(parameters) = setup.load {
             this.load(parameters)?;
         }
@@ -212,12 +227,17 @@ impl Session {
 
     /// The machine.
     pub fn machine(&self) -> &Machine {
-        &self.machine
+        &self.body().machine
     }
 
     /// The host's end.
     pub fn host(&self) -> &Host {
-        &self.host
+        &self.body().host
+    }
+
+    /// The daemons beside the device, in the order of the setup.
+    pub fn others(&self) -> &[Daemon] {
+        &self.others
     }
 
     /// The folder with sockets and logs.
@@ -273,7 +293,28 @@ impl Session {
     ///
     /// If it fails or the guest dies.
     pub fn sh(&self, command: &str) -> Result<String> {
-        self.machine.sh(command)
+        self.machine().sh(command)
+    }
+
+    /// Runs a command until it succeeds.
+    ///
+    /// # Errors
+    ///
+    /// If it does not in time, or the guest dies.
+    pub fn sh_until(&self, command: &str) -> Result<()> {
+        const PAUSE: Duration = Duration::from_millis(100);
+
+        let done = poll(self.patience(), || {
+            match self.machine().run(command, machine::COMMAND) {
+                Ok(outcome) if outcome.ok() => Some(Ok(())),
+                Ok(_) => {
+                    std::thread::sleep(PAUSE);
+                    None
+                }
+                Err(e) => Some(Err(e)),
+            }
+        });
+        done.with_context(|| format!("{command}: fails again and again"))?
     }
 
     /// The guest's memory now, after it has dropped what it can drop.
@@ -311,7 +352,7 @@ impl Session {
     /// If none comes in time.
     pub fn await_log(&self, words: &str, timeout: Duration) -> Result<()> {
         ensure!(
-            self.machine.life().wait_for(words, timeout),
+            self.machine().life().wait_for(words, timeout),
             "the kernel does not log {words:?} within {timeout:.0?}"
         );
         Ok(())
@@ -370,7 +411,7 @@ impl Session {
     /// If the guest dies.
     pub fn loaded(&self) -> Result<bool> {
         let test = format!("test -d /sys/module/{}", self.choice.driver.module());
-        Ok(self.machine.run(&test, machine::COMMAND)?.ok())
+        Ok(self.machine().run(&test, machine::COMMAND)?.ok())
     }
 
     /// Whether it has taken the device.
@@ -383,7 +424,7 @@ impl Session {
             "test -e /sys/bus/virtio/drivers/{}/virtio0",
             self.choice.driver.bus_name()
         );
-        Ok(self.machine.run(&test, machine::COMMAND)?.ok())
+        Ok(self.machine().run(&test, machine::COMMAND)?.ok())
     }
 
     /// Takes the device from the driver, or gives it back.
@@ -416,7 +457,7 @@ impl Session {
     /// If the guest dies.
     pub fn set_attribute(&self, name: &str, value: &str) -> Result<bool> {
         let command = format!("printf %s '{value}' >{}", attribute_path(name));
-        Ok(self.machine.run(&command, machine::COMMAND)?.ok())
+        Ok(self.machine().run(&command, machine::COMMAND)?.ok())
     }
 
     // ---- the balloon ----
@@ -427,7 +468,7 @@ impl Session {
     ///
     /// If the host refuses it.
     pub fn target(&self, bytes: u64) -> Result<()> {
-        self.host.target(bytes)
+        self.host().target(bytes)
     }
 
     /// What the balloon holds, as the host was told.
@@ -436,7 +477,7 @@ impl Session {
     ///
     /// If the host is gone.
     pub fn actual(&self) -> Result<u64> {
-        self.host.actual()
+        self.host().actual()
     }
 
     /// Waits until the balloon holds exactly so much.
@@ -462,7 +503,7 @@ impl Session {
     ) -> Result<u64> {
         let mut last = 0;
         let reached = poll(timeout, || {
-            if let Some(why) = self.machine.life().death() {
+            if let Some(why) = self.machine().life().death() {
                 return Some(Err(anyhow::anyhow!("the guest is dead: {why}")));
             }
             match self.actual() {
@@ -540,7 +581,7 @@ impl Session {
     /// How long anything may take that takes no time normally. Generous: time is not what tests are
     /// about, and the machine may be busy.
     pub fn patience(&self) -> Duration {
-        Duration::from_secs(if self.machine.guest().is_uml() {
+        Duration::from_secs(if self.machine().guest().is_uml() {
             120
         } else {
             240
@@ -637,7 +678,7 @@ impl Session {
         let want = bytes / 100 * 95;
         let want = want.saturating_sub(MIB);
         let mut got = 0;
-        let enough = poll(SETTLE, || match self.memory_file.allocated() {
+        let enough = poll(SETTLE, || match self.body().memory_file.allocated() {
             Ok(now) => {
                 got = self.allocated.saturating_sub(now);
                 (got >= want).then_some(Ok(got))
@@ -653,7 +694,7 @@ impl Session {
     ///
     /// If the machine is gone.
     pub fn populate(&self) -> Result<()> {
-        self.memory_file.populate()
+        self.body().memory_file.populate()
     }
 
     /// Host memory that the guest takes now.
@@ -662,7 +703,7 @@ impl Session {
     ///
     /// If the machine is gone.
     pub fn host_memory(&self) -> Result<u64> {
-        self.memory_file.allocated()
+        self.body().memory_file.allocated()
     }
 
     // ---- memory ----
@@ -683,7 +724,7 @@ impl Session {
         // Left for page tables, buffers and the programs themselves.
         let bytes = available.saturating_sub(12 * MIB + available / 16) / MIB * MIB;
         let file = format!("/mem/all {bytes} {SEED} {EVERY}");
-        self.machine
+        self.machine()
             .sh_within(
                 &format!(
                     "vbrs-guest stamp {file} && vbrs-guest check {file}; \
@@ -786,12 +827,12 @@ impl Session {
         const POWER_OFF: Duration = Duration::from_secs(60);
 
         self.log_is_clean()?;
-        self.machine.power_off(POWER_OFF)?;
+        self.machine().power_off(POWER_OFF)?;
         self.console_is_clean()?;
-        if let Host::Daemon(daemon) = &self.host {
+        if let Host::Daemon(daemon) = self.host() {
             daemon.stop()?;
         }
-        Ok(())
+        self.others.iter().try_for_each(Daemon::stop)
     }
 
     /// Checks log, taint and lock checking of a guest that runs.
@@ -824,10 +865,13 @@ impl Session {
     ///
     /// If there is a complaint.
     pub fn console_is_clean(&self) -> Result<()> {
-        match klog::complaint(&self.machine.life().lines(), &lock(&self.expected)) {
-            Some(complaint) => bail!("{complaint}"),
-            None => Ok(()),
+        for body in self.bodies.iter().filter_map(OnceLock::get) {
+            let lines = body.machine.life().lines();
+            if let Some(complaint) = klog::complaint(&lines, &lock(&self.expected)) {
+                bail!("{complaint}");
+            }
         }
+        Ok(())
     }
 }
 
@@ -837,6 +881,15 @@ fn cpus(wanted: u32) -> u32 {
         .ok()
         .and_then(|text| text.parse().ok());
     given.unwrap_or(wanted)
+}
+
+/// The `number`th balloon, a daemon's.
+fn vhost_user(number: usize, dialect: Dialect) -> Balloon {
+    Balloon::VhostUser {
+        socket: host::socket(number),
+        queues: QUEUES,
+        config_bytes: dialect.config_bytes(),
+    }
 }
 
 fn attribute_path(name: &str) -> String {

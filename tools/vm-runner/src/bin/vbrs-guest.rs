@@ -16,6 +16,7 @@ const USAGE: &str = "usage: vbrs-guest agent TTY
        vbrs-guest stamp FILE SIZE SEED EVERY   write a word on every so many pages
        vbrs-guest check FILE SIZE SEED EVERY   compare these words
        vbrs-guest hog SIZE FILE          hold SIZE bytes; FILE appears; until FILE is removed
+       vbrs-guest churn SIZE FILE        write, check and free memory; FILE appears; until FILE is removed
        vbrs-guest fragment FILE SIZE     write SIZE bytes, then free every other page of them";
 
 fn main() -> ExitCode {
@@ -44,6 +45,11 @@ fn run() -> Result<()> {
         ["stamp", file, rest @ ..] => memory::stamp(Path::new(file), stamps(rest)?),
         ["check", file, rest @ ..] => memory::check_stamps(Path::new(file), stamps(rest)?),
         ["hog", bytes, file] => memory::hog(size::parse(bytes)?, Path::new(file)),
+        ["churn", bytes, file] => {
+            let checked = memory::churn(size::parse(bytes)?, Path::new(file))?;
+            println!("{checked}");
+            Ok(())
+        }
         ["fragment", file, bytes] => memory::fragment(Path::new(file), size::parse(bytes)?),
         _ => bail!("{USAGE}"),
     }

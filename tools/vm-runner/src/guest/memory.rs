@@ -202,6 +202,55 @@ pub fn hog(bytes: u64, path: &Path) -> Result<()> {
     Ok(())
 }
 
+/// Keeps writing, checking and freeing memory, up to `bytes` of it at a time, until `path` is gone;
+/// creates `path` when it has all of it for the first time. Gives the number of pieces it has checked.
+/// Memory goes back to the kernel with each piece and comes from there again, so whoever lends out or
+/// gives away what is free meets it.
+///
+/// # Errors
+///
+/// If a byte differs from what was written, or memory cannot be had.
+pub fn churn(bytes: u64, path: &Path) -> Result<u64> {
+    /// Large enough that a piece is mapped and unmapped by itself, and of no even size.
+    const PIECE: usize = 1 << 20 | 5 * PAGE;
+
+    let pieces = (bytes / PIECE as u64).max(2);
+    let mut held: std::collections::VecDeque<(u64, Vec<u8>)> = std::collections::VecDeque::new();
+    let mut checked = 0;
+    let mut want = vec![0; PIECE];
+    let mut check = |seed: u64, piece: &[u8]| {
+        pattern(seed, 0, &mut want);
+        ensure!(
+            piece == want,
+            "piece {seed}: {}",
+            difference(piece, &want, 0, seed)
+        );
+        Ok(())
+    };
+    for seed in 0.. {
+        if seed == pieces {
+            File::create(path).with_context(|| format!("create {}", path.display()))?;
+        }
+        if seed > pieces && !path.exists() {
+            break;
+        }
+        if held.len() as u64 >= pieces {
+            if let Some((seed, piece)) = held.pop_front() {
+                check(seed, &piece)?;
+                checked += 1;
+            }
+        }
+        let mut piece = vec![0; PIECE];
+        pattern(seed, 0, &mut piece);
+        held.push_back((seed, piece));
+    }
+    for (seed, piece) in held {
+        check(seed, &piece)?;
+        checked += 1;
+    }
+    Ok(checked)
+}
+
 /// Fills a file with `bytes` bytes, then frees every other page of it: what stays allocated leaves
 /// no two free pages side by side.
 ///
@@ -275,6 +324,20 @@ mod tests {
         file.write_all_at(&[0; 8], 6 * PAGE as u64).unwrap();
         let why = check_stamps(&path, stamps).unwrap_err().to_string();
         assert!(why.contains("at byte 24576:"), "{why}");
+    }
+
+    #[test]
+    fn churning_ends_when_its_file_goes() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("f");
+        let there = path.clone();
+        let remover = std::thread::spawn(move || {
+            while std::fs::remove_file(&there).is_err() {
+                std::thread::yield_now();
+            }
+        });
+        assert!(churn(4 << 20, &path).unwrap() >= 4);
+        remover.join().unwrap();
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use std::io::{BufRead, BufReader, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
@@ -38,90 +38,71 @@ const AGENT: &str = "agent";
 /// A thread of its own for the balloon, where its properties name it: free page hinting needs one.
 const BALLOON_IO: &str = "iothread,id=balloon-io";
 const BALLOON_IO_PROPERTY: &str = "iothread=balloon-io";
+/// The name of the disk in the run folder.
+pub const DISK: &str = "disk";
 /// How long QEMU may take to connect to the agent's socket.
 const CONNECT: Duration = Duration::from_secs(20);
 
+/// What the board is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Board {
+    /// A PC with PCI Express.
+    #[default]
+    Q35,
+    /// A small machine without PCI: its devices are on virtio-mmio.
+    Microvm,
+}
+
+impl Board {
+    fn machine(self) -> &'static str {
+        match self {
+            Self::Q35 => "q35,memory-backend=ram",
+            Self::Microvm => "microvm,memory-backend=ram",
+        }
+    }
+
+    /// The name of QEMU's own balloon on its bus.
+    fn balloon(self) -> &'static str {
+        match self {
+            Self::Q35 => "virtio-balloon-pci",
+            Self::Microvm => "virtio-balloon-device",
+        }
+    }
+
+    /// The name of a vhost-user device of any kind on its bus.
+    fn vhost_user(self) -> &'static str {
+        match self {
+            Self::Q35 => "vhost-user-test-device-pci",
+            Self::Microvm => "vhost-user-test-device",
+        }
+    }
+}
+
+/// QEMU without any device, dying with the runner.
+pub fn bare() -> Command {
+    let mut command = bound("qemu-system-x86_64");
+    command.args([
+        "-nodefaults",
+        "-no-user-config",
+        "-display",
+        "none",
+        "-no-reboot",
+    ]);
+    command
+}
+
+/// The object `ram`: memory in a nameless file of the host, `populated` if the host is to allocate it
+/// all at once.
+pub fn ram(megabytes: u64, populated: bool) -> String {
+    let populated = if populated { ",prealloc=on" } else { "" };
+    format!("memory-backend-memfd,id=ram,size={megabytes}M,share=on{populated}")
+}
+
 /// Starts the machine of `plan` with its files in `folder`.
 pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
-    let kvm = match plan.accelerator {
-        Accelerator::Kvm => true,
-        Accelerator::Tcg => false,
-        Accelerator::Auto => kvm_works(),
-    };
-    let megabytes = mebibytes(plan.memory)?;
     let agent = UnixListener::bind(folder.join(AGENT)).context("the agent's socket")?;
     agent.set_nonblocking(true)?;
-
-    let mut command = bound("qemu-system-x86_64");
-    command
-        .args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-        ])
-        .args(["-run-with", "exit-with-parent=on"])
-        .args(["-machine", "q35,memory-backend=ram"])
-        .args(["-smp", &plan.cpus.to_string(), "-m", &megabytes.to_string()]);
-    if kvm {
-        command.args(["-accel", "kvm", "-cpu", "host"]);
-    } else {
-        command.args(["-accel", "tcg,thread=multi"]);
-    }
-    let populated = if plan.populated { ",prealloc=on" } else { "" };
-    command
-        .arg("-object")
-        .arg(format!(
-            "memory-backend-memfd,id=ram,size={megabytes}M,share=on{populated}"
-        ))
-        .arg("-kernel")
-        .arg(plan.guest.kernel()?)
-        .args(["-initrd", "initramfs.cpio", "-append"])
-        .arg(format!(
-            "console=ttyS0 panic=-1 oops=panic loglevel=5 VBRS_AGENT=/dev/ttyS1 {}",
-            plan.command_line
-        ))
-        .args([
-            "-chardev",
-            "stdio,id=console,signal=off",
-            "-serial",
-            "chardev:console",
-        ])
-        .args([
-            "-chardev",
-            &format!("socket,id=agent,path={AGENT}"),
-            "-serial",
-            "chardev:agent",
-        ])
-        .args(["-qmp", &format!("unix:{QMP},server=on,wait=off")]);
-    match &plan.balloon {
-        Balloon::None => {}
-        Balloon::VhostUser {
-            socket,
-            queues,
-            config_bytes,
-        } => {
-            command
-                .args(["-chardev", &format!("socket,id=balloon,path={socket}")])
-                .arg("-device")
-                .arg(format!(
-                    "vhost-user-test-device-pci,id=balloon0,chardev=balloon,virtio-id=5,\
-                     num_vqs={queues},vq_size=128,config_size={config_bytes}"
-                ));
-        }
-        Balloon::Qemu(properties) => {
-            let mut device = "virtio-balloon-pci,id=balloon0".to_owned();
-            for property in properties {
-                device.push(',');
-                device.push_str(property);
-            }
-            if properties.iter().any(|p| p == BALLOON_IO_PROPERTY) {
-                command.args(["-object", BALLOON_IO]);
-            }
-            command.args(["-device", &device]);
-        }
-    }
+    let mut command = command(plan, folder)?;
     command
         .current_dir(folder)
         .stdin(Stdio::null())
@@ -138,6 +119,124 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
         read: Box::new(line.try_clone()?),
         write: Box::new(line),
     })
+}
+
+/// The command line of the machine of `plan`.
+fn command(plan: &Plan, folder: &Path) -> Result<Command> {
+    let kvm = match plan.accelerator {
+        Accelerator::Kvm => true,
+        Accelerator::Tcg => false,
+        Accelerator::Auto => kvm_works(),
+    };
+    let megabytes = mebibytes(plan.memory)?;
+    let mut command = bare();
+    command
+        .args(["-run-with", "exit-with-parent=on"])
+        .args(["-machine", plan.board.machine()])
+        .args(["-smp", &plan.cpus.to_string()])
+        .args(["-m", &memory(megabytes, &plan.hardware)]);
+    if kvm {
+        command.args(["-accel", "kvm", "-cpu", "host"]);
+    } else {
+        command.args(["-accel", "tcg,thread=multi"]);
+    }
+    command
+        .arg("-object")
+        .arg(ram(megabytes, plan.populated))
+        .arg("-kernel")
+        .arg(plan.guest.kernel()?)
+        .args(["-initrd", "initramfs.cpio", "-append"])
+        .arg(format!(
+            "console=ttyS0 panic=-1 oops=panic loglevel=5 VBRS_AGENT=/dev/ttyS1 {}",
+            plan.command_line
+        ))
+        .args([
+            "-chardev",
+            "stdio,id=console,signal=off",
+            "-serial",
+            "chardev:console",
+        ])
+        .args(["-chardev", &format!("socket,id=agent,path={AGENT}")]);
+    match plan.board {
+        Board::Q35 => command.args(["-serial", "chardev:agent"]),
+        // It has one serial port by itself.
+        Board::Microvm => command.args(["-device", "isa-serial,chardev=agent,iobase=0x2f8,irq=3"]),
+    };
+    command.args(["-qmp", &format!("unix:{QMP},server=on,wait=off")]);
+    if plan.incoming {
+        command.args(["-incoming", "defer"]);
+    }
+    command.args(plan.hardware.iter().filter(|word| !is_slots(word)));
+    balloon(&mut command, plan);
+    // After the balloon, so that the balloon stays the first device of virtio.
+    if plan.disk > 0 {
+        disk(&mut command, plan, folder)?;
+    }
+    Ok(command)
+}
+
+/// What `-m` says: where memory can be plugged in, the test's words for that come after the size.
+fn memory(megabytes: u64, hardware: &[&str]) -> String {
+    let slots = hardware.iter().filter(|word| is_slots(word));
+    slots.fold(megabytes.to_string(), |text, more| {
+        format!("{text}M,{more}")
+    })
+}
+
+fn is_slots(word: &&&str) -> bool {
+    word.starts_with("slots=")
+}
+
+fn balloon(command: &mut Command, plan: &Plan) {
+    for (i, balloon) in plan.balloons.iter().enumerate() {
+        match balloon {
+            Balloon::VhostUser {
+                socket,
+                queues,
+                config_bytes,
+            } => {
+                command
+                    .args(["-chardev", &format!("socket,id=balloon{i},path={socket}")])
+                    .arg("-device")
+                    .arg(format!(
+                        "{},id=balloon{i},chardev=balloon{i},virtio-id=5,num_vqs={queues},\
+                         vq_size=128,config_size={config_bytes}",
+                        plan.board.vhost_user()
+                    ));
+            }
+            Balloon::Qemu(properties) => {
+                let mut device = format!("{},id=balloon{i}", plan.board.balloon());
+                for property in properties {
+                    device.push(',');
+                    device.push_str(property);
+                }
+                if properties.iter().any(|p| p == BALLOON_IO_PROPERTY) {
+                    command.args(["-object", BALLOON_IO]);
+                }
+                command.args(["-device", &device]);
+            }
+        }
+    }
+}
+
+/// A disk that the guest's kernel has a driver for.
+fn disk(command: &mut Command, plan: &Plan, folder: &Path) -> Result<()> {
+    let path = folder.join(DISK);
+    // A guest that wakes up finds what it has left there.
+    if !path.exists() {
+        std::fs::File::create(&path)?.set_len(plan.disk)?;
+    }
+    let device = match plan.guest {
+        Guest::Stock => "nvme,drive=disk,serial=1",
+        _ => "virtio-blk-pci,drive=disk",
+    };
+    command
+        .args([
+            "-blockdev",
+            &format!("driver=file,node-name=disk,filename={DISK},cache.direct=off"),
+        ])
+        .args(["-device", device]);
+    Ok(())
 }
 
 /// Waits for QEMU to connect; `complaints`, its standard error, is kept in a file.
@@ -201,15 +300,8 @@ fn try_kvm() -> Result<bool> {
         .context("open /dev/kvm")?;
     let kernel = Guest::Stock.kernel().or_else(|_| Guest::Debug.kernel())?;
     paths::program("qemu-system-x86_64")?;
-    let mut command = bound("qemu-system-x86_64");
+    let mut command = bare();
     command
-        .args([
-            "-nodefaults",
-            "-no-user-config",
-            "-display",
-            "none",
-            "-no-reboot",
-        ])
         .args([
             "-machine", "q35", "-m", "256", "-accel", "kvm", "-cpu", "host",
         ])

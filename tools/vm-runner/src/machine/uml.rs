@@ -34,13 +34,14 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
         .args(["panic=-1", "oops=panic", "loglevel=5"])
         .arg("VBRS_AGENT=/dev/tty1")
         .arg(format!("uml_dir={}/", folder.display()));
-    match &plan.balloon {
-        Balloon::None => {}
-        Balloon::VhostUser { socket, .. } => {
-            let path = folder.join(socket);
-            command.arg(format!("virtio_uml.device={}:5", path.display()));
+    for balloon in &plan.balloons {
+        match balloon {
+            Balloon::VhostUser { socket, .. } => {
+                let path = folder.join(socket);
+                command.arg(format!("virtio_uml.device={}:5", path.display()));
+            }
+            Balloon::Qemu(_) => bail!("User Mode Linux has no balloon device of its own"),
         }
-        Balloon::Qemu(_) => bail!("User Mode Linux has no balloon device of its own"),
     }
     if plan.disk > 0 {
         let path = folder.join("disk");
