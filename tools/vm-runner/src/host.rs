@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use balloon_control::message::{GuestStats, SizeField};
+use balloon_control::message::{GuestStats, HintAction, HintStatus, SizeField};
 use balloon_control::{Client, Status};
 
 use crate::machine::qemu;
@@ -249,6 +249,24 @@ impl Daemon {
         status
             .guest_stats
             .context("the guest reports no statistics")
+    }
+
+    /// Says what is wanted of free page hinting.
+    ///
+    /// # Errors
+    ///
+    /// If the guest does not hint.
+    pub fn hint(&self, action: HintAction) -> Result<HintStatus> {
+        Ok(self.client()?.free_page_hint(action)?)
+    }
+
+    /// Begins a round of free page hinting and waits for its end, so long at most.
+    ///
+    /// # Errors
+    ///
+    /// If the guest does not hint.
+    pub fn hint_round(&self, timeout: Duration) -> Result<HintStatus> {
+        Ok(self.client()?.free_page_hint_round(Some(timeout))?)
     }
 
     /// Plays these faults from now on, and none of those before.

@@ -5,6 +5,7 @@
 mod accounting;
 mod debug;
 mod dialect;
+mod hint;
 mod hostile;
 mod inflate;
 mod knobs;
@@ -103,6 +104,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         knobs::SCENARIOS,
         lifecycle::SCENARIOS,
         pressure::SCENARIOS,
+        hint::SCENARIOS,
         hostile::SCENARIOS,
         kunit::SCENARIOS,
         debug::SCENARIOS,
