@@ -13,6 +13,7 @@ use super::{
         negotiate,
         Stage, //
     },
+    hint::Held,
     migrate::SharedChannel,
     pace::Pace,
     params::Params, //
@@ -88,6 +89,8 @@ pub(super) struct Balloon {
     pub(super) channel: Arc<SharedChannel>,
     #[pin]
     pub(super) pages: BalloonPages<SharedChannel>,
+    /// Blocks that are hinted to the host.
+    pub(super) held: Arc<Held>,
     /// What the device was told last of the size of the balloon; something else if it was told nothing
     /// since it was started.
     told_actual: Atomic<u64>,
@@ -161,6 +164,7 @@ impl Balloon {
             block_order,
             pages <- BalloonPages::new(accounts, whole_from, channel.clone()),
             channel,
+            held: Arc::pin_init(Held::new(), GFP_KERNEL)?,
             told_actual: Atomic::new(u64::MAX),
             emptied: Atomic::new(false),
             changes: Atomic::new(0),

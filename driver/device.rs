@@ -7,8 +7,8 @@ use super::{
     channel::Channel,
     hibernate::EmptyForImage,
     hint::{
-        HintPart,
-        Hints, //
+        Held,
+        HintPart, //
     },
     knobs,
     offline::OfflineDeflate,
@@ -115,7 +115,7 @@ impl StatsPart {
 pub(crate) struct Running {
     _oom: Option<Pin<KBox<OomNotifier<OomDeflate>>>>,
     _offline: Pin<KBox<OfflineNotifier<OfflineDeflate>>>,
-    _shrinker: Option<Shrinker<Hints>>,
+    _shrinker: Option<Shrinker<Held>>,
 }
 
 /// How far the negotiation is.
@@ -321,7 +321,6 @@ impl virtio::Driver for BalloonDriver {
         let offline = Arc::new(
             OfflineDeflate {
                 balloon: balloon.clone(),
-                hints: data.hint.as_ref().map(HintPart::hints),
                 task: data.task.clone(),
             },
             GFP_KERNEL,

@@ -67,10 +67,80 @@ struct Rounds {
     keeps: bool,
 }
 
+/// Blocks that were hinted and that the device has used, kept from the guest until the host is done, or until
+/// somebody needs them.
+///
+/// Locks: `blocks` is innermost but for the locks of the allocator. The shrinker only tries it.
+#[pin_data]
+pub(super) struct Held {
+    #[pin]
+    blocks: Mutex<PageList>,
+    /// The number of guest pages in `blocks`.
+    pages: Atomic<u64>,
+    /// Somebody has needed them since the round began.
+    needed: Atomic<bool>,
+}
+
+impl Held {
+    /// None yet.
+    pub(super) fn new() -> impl PinInit<Self> {
+        pin_init!(Self {
+            blocks <- new_mutex!(PageList::new(), "Held::blocks"),
+            pages: Atomic::new(0),
+            needed: Atomic::new(false),
+        })
+    }
+
+    fn keep(&self, block: Block) {
+        let mut blocks = self.blocks.lock();
+
+        blocks.push(block);
+        self.pages.store(blocks.pages(), Relaxed);
+    }
+
+    /// Gives all of them back to the guest. Returns how many guest pages. May sleep.
+    pub(super) fn release(&self) -> u64 {
+        let mut blocks = self.blocks.lock();
+        let list = core::mem::replace(&mut *blocks, PageList::new());
+
+        self.pages.store(0, Relaxed);
+        drop(blocks);
+        list.pages()
+    }
+
+    /// The same because the guest needs them: there will be no more of this round.
+    pub(super) fn give_up(&self) -> u64 {
+        self.needed.store(true, Relaxed);
+        self.release()
+    }
+}
+
+impl Shrink for Held {
+    fn count(&self) -> u64 {
+        self.pages.load(Relaxed)
+    }
+
+    fn shrink(&self, pages: u64) -> Option<u64> {
+        let mut list = PageList::new();
+        let mut blocks = self.blocks.try_lock()?;
+
+        self.needed.store(true, Relaxed);
+        while list.pages() < pages {
+            let Some(block) = blocks.pop() else {
+                break;
+            };
+            list.push(block);
+        }
+        self.pages.store(blocks.pages(), Relaxed);
+        drop(blocks);
+        Some(list.pages())
+    }
+}
+
 /// Hints for the device of a balloon.
 ///
-/// Locks: `rounds` is the work item's, and the outermost. `held` is taken under it and by the shrinker,
-/// which only tries; nothing is taken under it. Neither is held together with a lock of [`Balloon`].
+/// Locks: `rounds` is the work item's; under it that of [`Held`], and those of [`crate::virtio::Config`] and of
+/// the queue. It is not held together with `channel` of [`Balloon`].
 #[pin_data]
 pub(super) struct Hints {
     balloon: Arc<Balloon>,
@@ -78,13 +148,6 @@ pub(super) struct Hints {
     queue: BlockQueue,
     #[pin]
     rounds: Mutex<Rounds>,
-    /// Blocks that the device has used, kept from the guest until the host is done.
-    #[pin]
-    held: Mutex<PageList>,
-    /// The number of guest pages in `held`.
-    held_pages: Atomic<u64>,
-    /// The guest was short of memory since the round began.
-    pressed: Atomic<bool>,
 }
 
 impl Hints {
@@ -99,9 +162,6 @@ impl Hints {
                 },
                 "Hints::rounds"
             ),
-            held <- new_mutex!(PageList::new(), "Hints::held"),
-            held_pages: Atomic::new(0),
-            pressed: Atomic::new(false),
         })
     }
 
@@ -119,7 +179,7 @@ impl Hints {
                 Todo::Nothing => (),
                 Todo::Release => {
                     rounds.keeps = false;
-                    self.release();
+                    self.balloon.held.release();
                 }
                 Todo::Begin(id) => {
                     rounds.keeps = true;
@@ -143,12 +203,12 @@ impl Hints {
             let same = now == changes || hinting.goes_on(self.command()?);
 
             changes = now;
-            Ok(same && !self.balloon.stopping() && !self.pressed.load(Relaxed))
+            Ok(same && !self.balloon.stopping() && !self.balloon.held.needed.load(Relaxed))
         };
         let mut order = Block::MAX_ORDER;
         let mut untold = 0;
 
-        self.pressed.store(false, Relaxed);
+        self.balloon.held.needed.store(false, Relaxed);
         if !self.say(id, &mut wanted)? {
             return Ok(());
         }
@@ -236,10 +296,7 @@ impl Hints {
         while let Some(used) = self.queue.take_used()? {
             any = true;
             if let (Used::Block(block), true) = (used, keep) {
-                let mut held = self.held.lock();
-
-                held.push(block);
-                self.held_pages.store(held.pages(), Relaxed);
+                self.balloon.held.keep(block);
             }
         }
         Ok(any)
@@ -266,16 +323,6 @@ impl Hints {
             *order -= 1;
         }
     }
-
-    /// Gives the blocks that the device has used back to the guest. May sleep.
-    pub(super) fn release(&self) {
-        let mut held = self.held.lock();
-        let list = core::mem::replace(&mut *held, PageList::new());
-
-        self.held_pages.store(0, Relaxed);
-        drop(held);
-        drop(list);
-    }
 }
 
 impl Job for Hints {
@@ -283,28 +330,6 @@ impl Job for Hints {
         // On an error the device is broken or gone: what it has comes back when it is reset.
         let _ = self.serve();
         None
-    }
-}
-
-impl Shrink for Hints {
-    fn count(&self) -> u64 {
-        self.held_pages.load(Relaxed)
-    }
-
-    fn shrink(&self, pages: u64) -> Option<u64> {
-        let mut list = PageList::new();
-        let mut held = self.held.try_lock()?;
-
-        self.pressed.store(true, Relaxed);
-        while list.pages() < pages {
-            let Some(block) = held.pop() else {
-                break;
-            };
-            list.push(block);
-        }
-        self.held_pages.store(held.pages(), Relaxed);
-        drop(held);
-        Some(list.pages())
     }
 }
 
@@ -323,11 +348,6 @@ impl HintPart {
         Ok(Self { task, hints })
     }
 
-    /// What is shared with others.
-    pub(super) fn hints(&self) -> Arc<Hints> {
-        self.hints.clone()
-    }
-
     /// The queue of the hints.
     pub(super) fn queue(&self) -> &BlockQueue {
         &self.hints.queue
@@ -337,8 +357,8 @@ impl HintPart {
     ///
     /// Returns what takes blocks back when the guest is short of memory; to be dropped before
     /// [`Self::stop`].
-    pub(super) fn start(&self) -> Result<Shrinker<Hints>> {
-        let shrinker = Shrinker::new(c"virtio-balloon-rs", self.hints.clone())?;
+    pub(super) fn start(&self) -> Result<Shrinker<Held>> {
+        let shrinker = Shrinker::new(c"virtio-balloon-rs", self.hints.balloon.held.clone())?;
         let mut rounds = self.hints.rounds.lock();
 
         rounds.hinting = Hinting::new();
@@ -357,6 +377,6 @@ impl HintPart {
     /// Ends the work and gives back what the device has used. May sleep.
     pub(super) fn stop(&self) {
         self.task.disable();
-        self.hints.release();
+        self.hints.balloon.held.release();
     }
 }

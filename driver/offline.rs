@@ -5,10 +5,7 @@
 //! Single pages are moved by compaction. Blocks cannot be: they are given back, and the worker takes others
 //! in their place.
 
-use super::{
-    balloon::Balloon,
-    hint::Hints, //
-};
+use super::balloon::Balloon;
 use crate::{
     mm::OfflineHandler,
     work::Task, //
@@ -19,15 +16,12 @@ use kernel::sync::Arc;
 /// Gives blocks back when their memory is to be taken out of use.
 pub(super) struct OfflineDeflate {
     pub(super) balloon: Arc<Balloon>,
-    pub(super) hints: Option<Arc<Hints>>,
     pub(super) task: Arc<Task<Balloon>>,
 }
 
 impl OfflineHandler for OfflineDeflate {
     fn going_offline(&self, frames: Range<u64>) {
-        if let Some(hints) = &self.hints {
-            hints.release();
-        }
+        self.balloon.held.give_up();
         // If the host does not answer in time, the kernel finds the pages in use, and gives up.
         self.balloon.relieve(|balloon, _, list| {
             balloon.pages.remove_blocks(&frames, list);

@@ -90,6 +90,8 @@ impl Balloon {
                 }
                 (Ok(0), Step::Inflate(_)) if self.must_give_way() => (),
                 (Ok(0), Step::Deflate(_)) => return Some(msecs_to_jiffies(ISOLATED_MS)),
+                // What is hinted can be had as well.
+                (Ok(0), _) if self.held.give_up() > 0 => (),
                 (Ok(0), _) => return Some(self.starved()),
                 (Ok(_), _) => self.pace.lock().moved(),
                 (Err(_), _) => return None,

@@ -129,10 +129,12 @@ fn beside(s: &Session) -> Result<()> {
     round(s)?;
     done(s, before)?;
     s.inflate(96 * MIB)?;
+    // What is hinted is no memory that the balloon could not have.
     round(s)?;
+    s.resize(160 * MIB)?;
     s.host().daemon()?.hint(HintAction::Done)?;
-    back(s, before - 96 * MIB)?;
-    s.balanced(96 * MIB)?;
+    back(s, before - 160 * MIB)?;
+    s.balanced(160 * MIB)?;
     s.deflate().map(drop)
 }
 

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
-use super::{After, Part, Scenario, only};
+use super::{Part, Scenario, only};
 use crate::host::Dialect;
 use crate::paths::Guest;
+use crate::process::poll;
 use crate::session::{Device, Session, Setup};
 use crate::size::{GIB, MIB, PAGE};
 
@@ -92,6 +93,41 @@ fn host_is_dead(s: &Session) -> Result<()> {
     s.sentinel_intact()
 }
 
+/// As much memory is free as there was.
+fn back(s: &Session, before: u64) -> Result<()> {
+    poll(SOON, || match s.account_as_is().and_then(|a| a.free()) {
+        Ok(free) => (free + s.slack() >= before).then_some(Ok(())),
+        Err(e) => Some(Err(e)),
+    })
+    .context("what was hinted stays out of use")?
+}
+
+/// A device that was asleep knows nothing of what it asked for before: what was hinted is the guest's again,
+/// and an id that comes again is a new round.
+fn hinted(s: &Session) -> Result<()> {
+    let daemon = s.host().daemon()?;
+    let before = s.account_as_is()?.free()?;
+    let hint = daemon.hint_round(SOON)?;
+    ensure!(hint.bytes > before / 2, "only {} bytes are hinted", hint.bytes);
+    sleep(s, "mem")?;
+    back(s, before)?;
+
+    let rounds = daemon.status()?.counters.hint_requests;
+    let id: String = hint.id.to_le_bytes().map(|b| format!("{b:02x}")).concat();
+    daemon.faults(&[&format!("config=8:{id}")])?;
+    s.target(PAGE)?;
+    poll(SOON, || match daemon.status() {
+        Ok(status) => (status.counters.hint_requests > rounds + 1).then_some(Ok(())),
+        Err(e) => Some(Err(e)),
+    })
+    .context("an id that comes again after sleep is not answered")??;
+    daemon.faults(&["config=8:01000000"])?;
+    s.target(0)?;
+    back(s, before)?;
+    daemon.faults(&[])?;
+    s.sentinel_intact()
+}
+
 const PARTS: &[Part] = &[
     Part {
         name: "full",
@@ -135,18 +171,31 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         ..Scenario::USUAL
     },
     Scenario {
-        name: "sleep-dead-host",
-        about: "falls asleep although the host never answers again",
+        name: "sleep-host",
+        about: "forgets what the host asked for while it sleeps, and sleeps although it never answers again",
         guests: &[Guest::Debug],
         setup: Setup {
             device: Device::Daemon {
                 dialect: Dialect::Bitmap,
-                options: &["--fault", "none"],
+                options: &[
+                    "--features",
+                    "must-tell-host,stats,free-page-hint",
+                    "--fault",
+                    "none",
+                ],
             },
             ..Setup::USUAL
         },
-        parts: &[only(host_is_dead)],
-        after: After::Clean,
+        parts: &[
+            Part {
+                name: "hinted",
+                run: hinted,
+            },
+            Part {
+                name: "dead",
+                run: host_is_dead,
+            },
+        ],
         seconds: 40,
         ..Scenario::USUAL
     },
