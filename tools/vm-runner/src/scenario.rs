@@ -14,7 +14,7 @@ mod lifecycle;
 mod machine;
 mod migration;
 mod offline;
-mod power;
+mod pm_test;
 mod pressure;
 mod proof;
 mod qemu;
@@ -109,7 +109,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         kunit::SCENARIOS,
         debug::SCENARIOS,
         offline::SCENARIOS,
-        power::SCENARIOS,
+        pm_test::SCENARIOS,
         qemu::SCENARIOS,
         migration::SCENARIOS,
     ]

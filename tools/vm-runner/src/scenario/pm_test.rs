@@ -145,7 +145,7 @@ const PARTS: &[Part] = &[
 
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
-        name: "sleep",
+        name: "pm-test",
         about: "sleeps and wakes up with a full balloon and while it moves, and keeps awake for work alone",
         guests: &[Guest::Debug],
         parts: PARTS,
@@ -153,7 +153,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         ..Scenario::USUAL
     },
     Scenario {
-        name: "sleep-qemu",
+        name: "pm-test-qemu",
         about: "the same with all that QEMU's own balloon offers",
         guests: &[Guest::Debug],
         setup: Setup {
@@ -171,7 +171,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         ..Scenario::USUAL
     },
     Scenario {
-        name: "sleep-host",
+        name: "pm-test-host",
         about: "forgets what the host asked for while it sleeps, and sleeps although it never answers again",
         guests: &[Guest::Debug],
         setup: Setup {
