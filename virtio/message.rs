@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 
-//! Memory that a device reads.
+//! Memory that a device reads or writes.
 
 use core::ops::Range;
 use kernel::{
@@ -9,20 +9,24 @@ use kernel::{
     prelude::*, //
 };
 
-/// A part of a message: kmalloc'ed words, and which of their bytes are sent.
+/// A part of a message: kmalloc'ed words, and which of their bytes the device gets.
 struct Piece {
     words: KVec<u64>,
     sent: Range<usize>,
 }
 
-/// Memory that a device reads, in pieces, and what the driver wants to know when it comes back.
+/// Memory that a device reads, or writes, in pieces, and what the driver wants to know when it comes back.
 ///
 /// All memory is allocated when the message is made. It is in the kernel's linear map, since
-/// [`KVec`] is backed by `kmalloc()`, and it neither moves nor changes while a queue has the
-/// message: the queue owns it then.
+/// [`KVec`] is backed by `kmalloc()`, and it does not move, nor does the driver read or write it, while a
+/// queue has the message: the queue owns it then.
 pub(crate) struct Message<T> {
     pieces: KVec<Piece>,
     table: KVec<bindings::scatterlist>,
+    /// Whether it is the device that writes.
+    writable: bool,
+    /// How many bytes the device says to have written.
+    written: usize,
     /// What the driver wants to know when the message comes back.
     pub(crate) cargo: T,
     /// The next one in a chain of messages that were taken back from a deleted queue.
@@ -65,11 +69,49 @@ impl<T> Message<T> {
             Self {
                 pieces,
                 table,
+                writable: false,
+                written: 0,
                 cargo,
                 next: None,
             },
             flags,
         )?)
+    }
+
+    /// Allocates a message of `words` words for the device to write.
+    ///
+    /// Allocates as `flags` say.
+    pub(crate) fn new_writable(words: usize, cargo: T, flags: Flags) -> Result<KBox<Self>> {
+        let mut this = Self::new(core::iter::once(words), cargo, flags)?;
+
+        this.writable = true;
+        this.select(0, 0..usize::MAX);
+        Ok(this)
+    }
+
+    /// Copies the first bytes of what the device has written, as many as there is room for, if it has
+    /// written so many. A device that lies about that gives what was there before.
+    pub(crate) fn received<const N: usize>(&self) -> Option<[u8; N]> {
+        let mut out = [0; N];
+        let words = &self.pieces.first()?.words;
+
+        if !self.writable || self.written.min(words.len() * size_of::<u64>()) < N {
+            return None;
+        }
+        for (bytes, word) in out.chunks_mut(size_of::<u64>()).zip(words) {
+            bytes.copy_from_slice(word.to_ne_bytes().get(..bytes.len())?);
+        }
+        Some(out)
+    }
+
+    /// Whether it is the device that writes.
+    pub(super) fn is_writable(&self) -> bool {
+        self.writable
+    }
+
+    /// Takes note of how many bytes the device says to have written.
+    pub(super) fn note_written(&mut self, bytes: usize) {
+        self.written = bytes;
     }
 
     /// The words of a piece; none if there is no such piece.
@@ -111,7 +153,7 @@ impl<T> Message<T> {
         }
         // SAFETY: `table` has an entry for each piece, hence at least `entries`.
         unsafe { bindings::sg_init_table(self.table.as_mut_ptr(), entries) };
-        let filled = self.pieces.iter().filter(|p| !p.sent.is_empty());
+        let filled = self.pieces.iter_mut().filter(|p| !p.sent.is_empty());
         for (piece, entry) in filled.zip(self.table.iter_mut()) {
             // SAFETY: `sent` is within `words`, by `select`; `words` is in the linear map.
             unsafe {
@@ -119,7 +161,7 @@ impl<T> Message<T> {
                     entry,
                     piece
                         .words
-                        .as_ptr()
+                        .as_mut_ptr()
                         .cast::<u8>()
                         .add(piece.sent.start)
                         .cast(),

@@ -37,7 +37,7 @@ pub(crate) enum Interrupts {
     WhileWaiting,
 }
 
-/// A virtqueue for messages that the device reads.
+/// A virtqueue for messages that the device reads or writes.
 ///
 /// Once the queue is revoked every operation fails with [`ENODEV`].
 ///
@@ -111,12 +111,19 @@ impl<T: Send + 'static> Queue<T> {
         if entries == 0 {
             return Err((message, EINVAL));
         }
+        let writable = message.is_writable();
         let token = KBox::into_raw(message);
         // SAFETY: `into_raw` never returns null.
         let raw = unsafe { NonNull::new_unchecked(token.cast()) };
         // SAFETY: What the scatter list describes is owned by `token`, which comes back to Rust only when
-        // the device has used it or cannot reach it any more.
-        let added = unsafe { vq.add_out(table, entries, raw) };
+        // the device has used it or cannot reach it any more; nobody looks at it meanwhile.
+        let added = unsafe {
+            if writable {
+                vq.add_in(table, entries, raw)
+            } else {
+                vq.add_out(table, entries, raw)
+            }
+        };
         // SAFETY: On error the virtqueue has not taken `token`, which comes from `KBox::into_raw`.
         added.map_err(|e| (unsafe { KBox::from_raw(token) }, e))
     }
@@ -137,11 +144,16 @@ impl<T: Send + 'static> Queue<T> {
     /// [`EIO`] if the device is broken, [`ENODEV`] if the queue is revoked.
     pub(crate) fn take_used(&self) -> Result<Option<KBox<Message<T>>>> {
         self.with_live(|vq| {
-            let taken = vq.take()?;
-
+            let Some((token, len)) = vq.take()? else {
+                return Ok(None);
+            };
             // SAFETY: By the type invariants every token is a `KBox<Message<T>>`, and this one is no
             // longer in the virtqueue.
-            Ok(taken.map(|(token, _)| unsafe { KBox::from_raw(token.as_ptr().cast()) }))
+            let mut message: KBox<Message<T>> = unsafe { KBox::from_raw(token.as_ptr().cast()) };
+
+            // CAST: the length of a buffer.
+            message.note_written(len as usize);
+            Ok(Some(message))
         })
     }
 
