@@ -7,7 +7,9 @@
 #include <linux/crash_dump.h>
 #include <linux/device.h>
 #include <linux/memory.h>
+#include <linux/memory_hotplug.h>
 #include <linux/mm.h>
+#include <linux/mmzone.h>
 #include <linux/pm_wakeup.h>
 #include <linux/scatterlist.h>
 #include <linux/sched.h>
@@ -171,6 +173,108 @@ struct zone *vbrs_helper_page_zone(const struct page *page)
 	return page_zone(page);
 }
 
+struct page *vbrs_helper_pfn_to_online_page(unsigned long pfn)
+{
+	return pfn_to_online_page(pfn);
+}
+
+/* The next node with memory or processors behind one, or the first one behind -1; -1 if there is none. */
+int vbrs_helper_next_node(int nid)
+{
+	nid = nid < 0 ? first_online_node : next_online_node(nid);
+	return nid < MAX_NUMNODES ? nid : -1;
+}
+
+unsigned long vbrs_helper_pageblock_pages(void)
+{
+	return pageblock_nr_pages;
+}
+
+/* The frames from the first page of all nodes to the last one. */
+unsigned long vbrs_helper_first_pfn(void)
+{
+	unsigned long first = ULONG_MAX;
+	int nid;
+
+	for_each_online_node(nid)
+		if (node_start_pfn(nid) < node_end_pfn(nid))
+			first = min(first, node_start_pfn(nid));
+	return first;
+}
+
+unsigned long vbrs_helper_end_pfn(void)
+{
+	unsigned long end = 0;
+	int nid;
+
+	for_each_online_node(nid)
+		end = max(end, node_end_pfn(nid));
+	return end;
+}
+
+/* The free pages in blocks of at least that order; what is read without a lock is an estimate. */
+unsigned long vbrs_helper_pages_in_free_blocks(unsigned int order)
+{
+	unsigned long pages = 0;
+	unsigned int i, o;
+	int nid;
+
+	for_each_online_node(nid)
+		for (i = 0; i < MAX_NR_ZONES; i++)
+			for (o = order; o < NR_PAGE_ORDERS; o++)
+				pages += data_race(NODE_DATA(nid)->node_zones[i].free_area[o].nr_free) << o;
+	return pages;
+}
+
+unsigned long vbrs_helper_zone_lock(struct zone *zone)
+{
+	unsigned long flags;
+
+	spin_lock_irqsave(&zone->lock, flags);
+	return flags;
+}
+
+void vbrs_helper_zone_unlock(struct zone *zone, unsigned long flags)
+{
+	spin_unlock_irqrestore(&zone->lock, flags);
+}
+
+/* The order of the free block that begins with a page, or -1. The zone must be locked. */
+int vbrs_helper_free_order(const struct page *page)
+{
+	return PageBuddy(page) ? (int)page_private(page) : -1;
+}
+
+/* The number of pages before the first one that begins a free block. As above: a call for many. */
+unsigned long vbrs_helper_pages_in_use(const struct page *page, unsigned long n)
+{
+	unsigned long i;
+
+	for (i = 0; i < n; i++)
+		if (PageBuddy(page + i))
+			break;
+	return i;
+}
+
+/* The number of pages before the first one that is offline and has one of two marks. */
+unsigned long vbrs_helper_pages_unmarked(const struct page *page, unsigned long n,
+					 unsigned long mark, unsigned long other)
+{
+	unsigned long i, private;
+
+	for (i = 0; i < n; i++) {
+		private = READ_ONCE(page[i].private);
+		if (PageOffline(page + i) && (private == mark || private == other))
+			break;
+	}
+	return i;
+}
+
+void vbrs_helper_set_page_mark(struct page *page, unsigned long mark)
+{
+	WRITE_ONCE(page->private, mark);
+}
+
 struct page *vbrs_helper_list_pop_page(struct list_head *list)
 {
 	struct page *page = list_first_entry_or_null(list, struct page, lru);
@@ -243,6 +347,11 @@ bool vbrs_helper_page_poisoning_enabled_static(void)
 unsigned long vbrs_helper_global_node_page_state(enum node_stat_item item)
 {
 	return global_node_page_state(item);
+}
+
+unsigned long vbrs_helper_free_pages(void)
+{
+	return global_zone_page_state(NR_FREE_PAGES);
 }
 
 unsigned long vbrs_helper_totalram_pages(void)

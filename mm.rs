@@ -5,6 +5,9 @@
 mod balloon;
 mod batch;
 mod block;
+mod caches;
+mod free_list;
+mod marked;
 mod memory;
 mod offline;
 mod oom;
@@ -24,6 +27,19 @@ pub(crate) use self::{
     },
     batch::PageBatch,
     block::Block,
+    caches::{
+        compact,
+        drop_cache,
+        reclaim_cache,
+        Cache, //
+    },
+    free_list::{
+        all_frames,
+        for_each_free,
+        free_pages,
+        pages_in_free_blocks, //
+    },
+    marked::MarkedPages,
     memory::{
         available_pages,
         is_kdump_kernel,

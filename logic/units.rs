@@ -51,11 +51,21 @@ impl PageSize {
     /// A target rounded up can be more than the 32-bit `actual` can hold; that is then the largest
     /// value it has.
     pub const fn actual(self, pages: u64) -> u32 {
-        let balloon = pages.saturating_mul(1 << self.balloon_shift());
+        let balloon = self.balloon_count(pages);
         if balloon > u32::MAX as u64 {
             return u32::MAX;
         }
         balloon as u32
+    }
+
+    /// How many balloon pages `pages` guest pages are; also the first balloon page of a guest page.
+    pub const fn balloon_count(self, pages: u64) -> u64 {
+        pages.saturating_mul(1 << self.balloon_shift())
+    }
+
+    /// How many guest pages `count` balloon pages are, rounded down; also the guest page of a balloon page.
+    pub const fn guest_count(self, count: u64) -> u64 {
+        count >> self.balloon_shift()
     }
 
     /// The first balloon page frame of the guest page `pfn`, if such an array entry can hold it.

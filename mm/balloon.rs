@@ -7,7 +7,13 @@
 //!
 //! C header: [`include/linux/balloon.h`](srctree/include/linux/balloon.h)
 
-use super::block::Block;
+use super::{
+    block::Block,
+    marked::{
+        self,
+        Mark, //
+    },
+};
 use crate::{
     bindings,
     page_list::PageList, //
@@ -99,7 +105,7 @@ pub(crate) trait Migrate: Send + Sync + 'static {
 /// # Invariants
 ///
 /// `pages` is the number of pages in `blocks` and in the core's list, those isolated for migration
-/// included.
+/// included. The blocks in `blocks`, and no others, have `mark`.
 #[pin_data(PinnedDrop)]
 pub(crate) struct BalloonPages<M: Migrate> {
     #[pin]
@@ -109,6 +115,7 @@ pub(crate) struct BalloonPages<M: Migrate> {
     pages: Atomic<u64>,
     adjusts_managed: bool,
     whole_from: u32,
+    mark: Mark,
     migrate: Arc<M>,
 }
 
@@ -144,6 +151,7 @@ impl<M: Migrate> BalloonPages<M> {
             pages: Atomic::new(0),
             adjusts_managed,
             whole_from,
+            mark: Mark::new(),
             migrate,
         })
     }
@@ -310,7 +318,7 @@ impl<M: Migrate> BalloonPages<M> {
         n
     }
 
-    /// Adjusts the accounts for a block that comes (1) or goes (-1), as the core does for a page.
+    /// Adjusts the accounts for a block that comes (1) or goes (-1), as the core does for a page, and its mark.
     fn account(&self, block: &Block, sign: c_long) {
         let pages = sign << block.order();
 
@@ -321,6 +329,21 @@ impl<M: Migrate> BalloonPages<M> {
             }
             bindings::mod_balloon_pages(block.as_raw(), pages);
         }
+        if sign > 0 {
+            self.mark.put(block);
+        } else {
+            self.mark.take_off(block);
+        }
+    }
+
+    /// Calls `each` with the runs of guest pages within `frames` that are in the balloon, in ascending
+    /// order. Pages that come or go meanwhile may be among them. May sleep.
+    pub(crate) fn for_each(&self, frames: Range<u64>, each: &mut dyn FnMut(Range<u64>)) {
+        let _blocks = self.blocks.lock();
+
+        // SAFETY: By the type invariants; nothing leaves the list while it is locked. What the core puts
+        // into the private field of its pages is the address of `info`.
+        unsafe { marked::for_each_marked(frames, self.mark, Some(self.info.get() as usize), each) };
     }
 
     extern "C" fn migrate_callback(
