@@ -7,6 +7,7 @@ mod channel;
 mod device;
 mod hibernate;
 mod hint;
+mod hold;
 mod knobs;
 mod migrate;
 mod offline;
@@ -14,6 +15,7 @@ mod oom;
 mod pace;
 mod params;
 mod report;
+mod request;
 mod resize;
 mod stats;
 

@@ -66,6 +66,10 @@ module! {
             default: 0xffff_ffff,
             description: "Memory to leave to the guest in MiB (default: by the size of the guest)",
         },
+        allow_drop_caches: bool {
+            default: true,
+            description: "Drop caches when the host asks for it",
+        },
         dialect_2016: bool {
             default: false,
             description: "The host means page bitmaps by feature bit 3, as proposed in 2016",

@@ -27,6 +27,7 @@ use crate::{
             BLOCK_SHIFT, //
         },
         oom::OomPace,
+        request,
         target,
         units::PageSize,
         window::WindowSize,
@@ -108,6 +109,8 @@ pub(super) struct Balloon {
     pub(super) waiting: Atomic<u32>,
     #[pin]
     pub(super) knobs: Mutex<Knobs>,
+    /// Whether the host may have caches dropped.
+    pub(super) allow_drop_caches: Atomic<bool>,
     born: Instant<Monotonic>,
 }
 
@@ -179,6 +182,7 @@ impl Balloon {
                     max_order: largest,
                     window: params.window,
                 }, "Balloon::knobs"),
+            allow_drop_caches: Atomic::new(params.allow_drop_caches),
             born: Instant::now(),
         }))
     }
@@ -304,6 +308,36 @@ impl Balloon {
     /// Whether the target may be another than when the step began, or the channel is wanted by somebody else.
     pub(super) fn interrupted(&self) -> bool {
         self.has_changed() || self.is_wanted()
+    }
+
+    /// The size of a bitmap window, as the user wants it.
+    pub(super) fn window(&self) -> WindowSize {
+        self.knobs.lock().window
+    }
+
+    /// Whether the host may have caches dropped.
+    pub(super) fn drops_caches(&self) -> bool {
+        self.allow_drop_caches.load(Relaxed)
+    }
+
+    /// What an answer to the host tells of how things are now.
+    pub(super) fn answer_state(&self, holding: bool) -> u16 {
+        let caches = if self.drops_caches() {
+            request::STATE_CACHES
+        } else {
+            0
+        };
+
+        if holding {
+            caches | request::STATE_HOLDING
+        } else {
+            caches
+        }
+    }
+
+    /// Microseconds since the device was probed.
+    pub(super) fn now_us(&self) -> u64 {
+        u64::try_from(self.born.elapsed().as_nanos() / 1000).unwrap_or(0)
     }
 
     /// Milliseconds since the device was probed.

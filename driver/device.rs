@@ -10,11 +10,13 @@ use super::{
         Held,
         HintPart, //
     },
+    hold::Relief,
     knobs,
     offline::OfflineDeflate,
     oom::OomDeflate,
     params::Params,
     report::ReportPart,
+    request::RequestPart,
     stats::Stats, //
 };
 use crate::{
@@ -71,6 +73,7 @@ pub(crate) struct BalloonData {
     stats: Option<StatsPart>,
     hint: Option<HintPart>,
     report: Option<Pin<KBox<ReportPart>>>,
+    request: Option<RequestPart>,
 }
 
 impl BalloonData {
@@ -84,7 +87,15 @@ impl BalloonData {
         if let Some(part) = &self.hint {
             part.stop();
         }
+        if let Some(part) = &self.request {
+            part.stop();
+        }
         self.balloon.link.vdev.relax();
+    }
+
+    /// The number of the queue for requests of the host, before that for answers: the last two.
+    fn request_queue(&self) -> usize {
+        self.hint_queue() + usize::from(self.hint.is_some()) + usize::from(self.report.is_some())
     }
 
     /// The number of the queue for hints: it comes after that for statistics.
@@ -116,6 +127,7 @@ pub(crate) struct Running {
     _oom: Option<Pin<KBox<OomNotifier<OomDeflate>>>>,
     _offline: Pin<KBox<OfflineNotifier<OfflineDeflate>>>,
     _shrinker: Option<Shrinker<Held>>,
+    _relief: Option<Shrinker<Relief>>,
 }
 
 /// How far the negotiation is.
@@ -181,6 +193,7 @@ impl virtio::Driver for BalloonDriver {
         wire::F_FREE_PAGE_HINT,
         wire::F_PAGE_POISON,
         wire::F_REPORTING,
+        wire::F_HOST_REQUEST,
         wire::F_PAGE_BITMAP,
     ];
 
@@ -231,12 +244,17 @@ impl virtio::Driver for BalloonDriver {
                 None
             };
             let hint = if balloon.negotiated.wants_hints() {
-                Some(HintPart::new(queue, balloon.clone())?)
+                Some(HintPart::new(queue.clone(), balloon.clone())?)
             } else {
                 None
             };
             let report = if balloon.negotiated.features.has(wire::F_REPORTING) {
                 Some(ReportPart::new()?)
+            } else {
+                None
+            };
+            let request = if balloon.negotiated.features.has(wire::F_HOST_REQUEST) {
+                Some(RequestPart::new(queue, balloon.clone())?)
             } else {
                 None
             };
@@ -254,6 +272,7 @@ impl virtio::Driver for BalloonDriver {
                 stats,
                 hint,
                 report,
+                request,
             }))
         })
     }
@@ -269,6 +288,11 @@ impl virtio::Driver for BalloonDriver {
         }
         if let Some(part) = &data.report {
             set.push(part.queue())?;
+        }
+        if let Some(part) = &data.request {
+            let (requests, answers) = part.queues();
+            set.push(requests)?;
+            set.push(answers)?;
         }
         if data.balloon.negotiated.protocol == Protocol::PageBitmap2016 {
             // Behind the statistics queue, which hosts of 2016 have, too.
@@ -321,6 +345,7 @@ impl virtio::Driver for BalloonDriver {
         let offline = Arc::new(
             OfflineDeflate {
                 balloon: balloon.clone(),
+                keeper: data.request.as_ref().map(RequestPart::keeper),
                 task: data.task.clone(),
             },
             GFP_KERNEL,
@@ -330,6 +355,17 @@ impl virtio::Driver for BalloonDriver {
             Some(part) => Some(part.start()?),
             None => None,
         };
+        let relief = data.request.as_ref().and_then(|part| {
+            let started = part.start();
+
+            if let Err(e) = &started {
+                dev_warn!(
+                    &*balloon.link.vdev,
+                    "requests of the host are not served ({e:?})\n"
+                );
+            }
+            started.ok()
+        });
         // From here on nothing fails: what is enabled is disabled by `stop` alone.
         if let Some(part) = &data.stats {
             part.task.enable();
@@ -356,6 +392,7 @@ impl virtio::Driver for BalloonDriver {
             _oom: oom,
             _offline: offline,
             _shrinker: shrinker,
+            _relief: relief,
         })
     }
 
@@ -401,6 +438,13 @@ impl virtio::Driver for BalloonDriver {
         }
         if let Some(part) = data.hint.as_ref().filter(|_| number == data.hint_queue()) {
             part.wake();
+        }
+        if let Some(part) = &data.request {
+            let first = data.request_queue();
+
+            if number == first || number == first + 1 {
+                part.wake();
+            }
         }
     }
 

@@ -17,7 +17,10 @@ use crate::{
     },
 };
 use core::fmt::Write;
-use kernel::prelude::*;
+use kernel::{
+    prelude::*,
+    sync::atomic::Relaxed, //
+};
 
 struct BitmapBytes;
 
@@ -59,6 +62,27 @@ impl Store<BalloonDriver> for MaxOrder {
     }
 }
 
+struct AllowDropCaches;
+
+impl Show<BalloonDriver> for AllowDropCaches {
+    fn show(data: Pin<&BalloonData>, out: &mut dyn Write) -> Result {
+        write!(out, "{}", u32::from(data.balloon.drops_caches())).map_err(|_| ENOSPC)
+    }
+}
+
+impl Store<BalloonDriver> for AllowDropCaches {
+    fn store(data: Pin<&BalloonData>, value: &str) -> Result {
+        let allow = match value {
+            "0" => false,
+            "1" => true,
+            _ => return Err(EINVAL),
+        };
+
+        data.balloon.allow_drop_caches.store(allow, Relaxed);
+        Ok(())
+    }
+}
+
 struct Target;
 
 impl Show<BalloonDriver> for Target {
@@ -87,12 +111,21 @@ impl Show<BalloonDriver> for Protocol {
 static BITMAP_BYTES: Attribute =
     Attribute::read_write::<BalloonDriver, BitmapBytes>(c"bitmap_bytes");
 static MAX_ORDER: Attribute = Attribute::read_write::<BalloonDriver, MaxOrder>(c"max_order");
+static ALLOW_DROP_CACHES: Attribute =
+    Attribute::read_write::<BalloonDriver, AllowDropCaches>(c"allow_drop_caches");
 static TARGET: Attribute = Attribute::read_only::<BalloonDriver, Target>(c"target");
 static ACTUAL: Attribute = Attribute::read_only::<BalloonDriver, Actual>(c"actual");
 static PROTOCOL: Attribute = Attribute::read_only::<BalloonDriver, Protocol>(c"protocol");
 
 /// The group, as the driver core creates it for each device.
-pub(super) static GROUP: Group<6> = Group::new(
+pub(super) static GROUP: Group<7> = Group::new(
     c"balloon",
-    &[&BITMAP_BYTES, &MAX_ORDER, &TARGET, &ACTUAL, &PROTOCOL],
+    &[
+        &BITMAP_BYTES,
+        &MAX_ORDER,
+        &ALLOW_DROP_CACHES,
+        &TARGET,
+        &ACTUAL,
+        &PROTOCOL,
+    ],
 );

@@ -17,6 +17,8 @@ pub(crate) struct Params {
     pub(crate) dialect_2016: bool,
     /// Memory to leave to the guest, in MiB; `None` to choose by the size of the guest.
     pub(crate) reserve_mib: Option<u32>,
+    /// Whether the host may have caches dropped.
+    pub(crate) allow_drop_caches: bool,
 }
 
 impl Params {
@@ -39,6 +41,7 @@ impl Params {
         Ok(Self {
             window,
             dialect_2016: *module_parameters::dialect_2016.value_ref(),
+            allow_drop_caches: *module_parameters::allow_drop_caches.value_ref(),
             reserve_mib: (reserve != Self::RESERVE_AUTO).then_some(reserve),
         })
     }

@@ -102,7 +102,7 @@ impl Balloon {
     }
 
     /// The pages that can be taken from the guest now.
-    fn spare(&self) -> u64 {
+    pub(super) fn spare(&self) -> u64 {
         mm::available_pages().saturating_sub(self.reserve())
     }
 

@@ -546,6 +546,16 @@ impl Desk {
         self.current.map(|current| current.request.id)
     }
 
+    /// When the request that is worked on was taken, in microseconds.
+    pub fn since(&self) -> Option<u64> {
+        self.current.map(|current| current.since)
+    }
+
+    /// What was done so far for the request that is worked on.
+    pub fn done(&self) -> Done {
+        self.current.map_or(Done::default(), |current| current.done)
+    }
+
     /// The answers that must be at hand before another request is taken: its own, and that of the
     /// one which it ends. So the one that is worked on has its answer at hand at any time.
     pub const fn answers_needed(&self) -> usize {
