@@ -225,6 +225,46 @@ impl Client {
         }
     }
 
+    /// Has the guest drop its caches: [`Request::DropCaches`], answered by [`Reply::DropCaches`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::ask`]; the guest may refuse, or not be able to.
+    pub fn drop_caches(
+        &mut self,
+        (page_cache, slab): (bool, bool),
+        until: Option<SizeField>,
+        timeout: Option<Duration>,
+    ) -> Result<Reply, ClientError> {
+        self.ask(&Request::DropCaches {
+            page_cache,
+            slab,
+            until,
+            timeout_ms: timeout.map(millis),
+        })
+    }
+
+    /// All runs of the free pages that request `id` named: address and bytes, ascending.
+    ///
+    /// # Errors
+    ///
+    /// As [`Client::ask`]; they are forgotten when others are named.
+    pub fn free_page_runs(&mut self, id: u32) -> Result<Vec<(u64, u64)>, ClientError> {
+        let mut all = Vec::new();
+        let mut from = Some(0);
+        while let Some(at) = from {
+            match self.ask(&Request::FreePageMap { id, from: at })? {
+                // What does not go on would go on for ever.
+                Reply::FreePageMap { runs, next } if next.is_none_or(|next| next > at) => {
+                    all.extend(runs);
+                    from = next;
+                }
+                other => return Err(unexpected(&other)),
+            }
+        }
+        Ok(all)
+    }
+
     /// Sets the faults of a daemon that was started with `--fault`.
     ///
     /// # Errors

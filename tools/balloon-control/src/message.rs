@@ -45,6 +45,57 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
     },
+    /// Has the guest forget what it can read or compute again. Answered by [`Reply::DropCaches`].
+    DropCaches {
+        /// Clean pages of files.
+        #[serde(default)]
+        page_cache: bool,
+        /// Directory entries, inodes, and whatever else can be shrunk. If neither is said, both are
+        /// meant.
+        #[serde(default)]
+        slab: bool,
+        /// Enough when so much of the guest's memory is free.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        until: Option<SizeField>,
+        /// How long to wait, in milliseconds; without it, for ever.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
+    /// Has the guest move its pages together. Answered by [`Reply::Compact`].
+    Compact {
+        /// As for [`Request::DropCaches`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
+    /// Has the guest name its free pages. Answered by [`Reply::FreePages`].
+    FreePages {
+        /// Those in the balloon as well; not together with `hold`.
+        #[serde(default)]
+        balloon: bool,
+        /// Keeps them out of use until they are released.
+        #[serde(default)]
+        hold: bool,
+        /// For how long at most, in milliseconds; without it, as the guest thinks.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        hold_ms: Option<u64>,
+        /// As for [`Request::DropCaches`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
+    /// Asks for a part of the pages that were named last. Answered by [`Reply::FreePageMap`].
+    FreePageMap {
+        /// The id of [`Reply::FreePages`].
+        id: u32,
+        /// The guest physical address to begin at.
+        #[serde(default)]
+        from: u64,
+    },
+    /// Releases the pages that the guest holds. Answered by [`Reply::Release`].
+    Release {
+        /// As for [`Request::DropCaches`].
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        timeout_ms: Option<u64>,
+    },
     /// Turns the connection into a stream of [`Event`]s, the first of which tells the state now.
     Watch {},
     /// Sets the faults of a daemon that was started with `--fault`; for tests. Answered by
@@ -119,6 +170,12 @@ pub enum FailureCode {
     NotAllowed,
     /// There is no guest, or it cannot do this.
     NotSupported,
+    /// The guest does not want to.
+    Refused,
+    /// The guest did not manage to, or went away.
+    Failed,
+    /// The time was up.
+    TimeOut,
     /// There are too many connections.
     Busy,
     /// A kind that this version of the client does not know.
@@ -153,11 +210,72 @@ pub enum Reply {
         /// The round.
         hint: HintStatus,
     },
+    /// To [`Request::DropCaches`].
+    DropCaches {
+        /// By how much the guest's free memory has grown, in bytes.
+        freed_bytes: u64,
+        /// How much the balloon could grow by now, as far as the guest can tell, in bytes.
+        spare_bytes: u64,
+        /// What it took.
+        #[serde(flatten)]
+        took: Took,
+    },
+    /// To [`Request::Compact`].
+    Compact {
+        /// By how much the guest's memory in free blocks has grown, in bytes.
+        gained_bytes: u64,
+        /// How much there is in free blocks now, in bytes.
+        block_bytes: u64,
+        /// What it took.
+        #[serde(flatten)]
+        took: Took,
+    },
+    /// To [`Request::FreePages`].
+    FreePages {
+        /// The id, for [`Request::FreePageMap`].
+        id: u32,
+        /// How much memory the guest has named, in bytes.
+        bytes: u64,
+        /// In how many runs.
+        runs: u64,
+        /// In how many answers.
+        answers: u64,
+        /// Whether it keeps that out of use.
+        held: bool,
+        /// What it took.
+        #[serde(flatten)]
+        took: Took,
+    },
+    /// To [`Request::FreePageMap`].
+    FreePageMap {
+        /// Runs of pages: guest physical address and bytes, ascending.
+        runs: Vec<(u64, u64)>,
+        /// Where to ask on, if there is more.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        next: Option<u64>,
+    },
+    /// To [`Request::Release`].
+    Release {
+        /// How much was held, in bytes.
+        bytes: u64,
+        /// What it took.
+        #[serde(flatten)]
+        took: Took,
+    },
     /// To [`Request::Fault`].
     Fault {
         /// The faults now.
         set: Vec<String>,
     },
+}
+
+/// What a question to the guest took.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Took {
+    /// The guest's time for it, in milliseconds, as the guest has it.
+    pub guest_ms: f64,
+    /// From asking to the guest's last word, in milliseconds.
+    pub elapsed_ms: f64,
 }
 
 /// The way from one target to the next.
@@ -247,6 +365,8 @@ macro_rules! for_each_counter {
             stale_hints,
             /// Bytes of free pages hinted in rounds that were asked for.
             hinted_bytes,
+            /// Answers of the guest to what it was asked.
+            answers,
             /// Interrupts sent to the guest.
             interrupts,
             /// Times the frontend read config space.
@@ -281,6 +401,12 @@ pub struct Status {
     /// The last round of free page hinting.
     #[serde(default)]
     pub hint: HintStatus,
+    /// What the guest was asked last, if anything.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked: Option<AskedStatus>,
+    /// The pages that the guest holds, or held last, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub hold: Option<HoldStatus>,
     /// All that was counted since the daemon started.
     pub counters: Counters,
     /// What was refused or failed, by kind; kinds that never happened are left out.
@@ -418,6 +544,65 @@ impl HintState {
     }
 }
 
+/// Something that the guest was asked.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AskedStatus {
+    /// Its id.
+    pub id: u32,
+    /// `drop-caches`, `compact`, `free-pages`, `release` or `cancel`.
+    pub command: String,
+    /// How far it is.
+    pub state: AskedState,
+    /// Partial answers so far.
+    pub answers: u64,
+    /// How much memory they name, in bytes.
+    pub bytes: u64,
+    /// From asking to the last answer, in milliseconds.
+    pub elapsed_ms: f64,
+}
+
+/// How far something is that the guest was asked.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum AskedState {
+    /// The guest's driver has no room for it yet.
+    #[default]
+    Waiting,
+    /// The guest has it.
+    Sent,
+    /// The guest did it.
+    Done,
+    /// The guest did not do it.
+    Failed,
+    /// A state that this version of the client does not know.
+    #[serde(other)]
+    Other,
+}
+
+impl AskedState {
+    /// The name people see.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Sent => "sent",
+            Self::Done => "done",
+            Self::Failed => "failed",
+            Self::Other => "other",
+        }
+    }
+}
+
+/// Pages that the guest keeps out of use.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HoldStatus {
+    /// The id of the request for them.
+    pub id: u32,
+    /// How much that is, in bytes.
+    pub bytes: u64,
+    /// Whether it still does; else it has given them up.
+    pub held: bool,
+}
+
 /// Statistics of the guest.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GuestStats {
@@ -449,6 +634,8 @@ pub enum EventKind {
     Balloon(BalloonStatus),
     /// A round of free page hinting began, ended or came to another state.
     FreePageHint(HintStatus),
+    /// The guest was asked something, answered, or named a part of its free pages.
+    Asked(AskedStatus),
     /// The guest sent statistics.
     Stats(GuestStats),
     /// More was refused or failed; all kinds with their count.

@@ -46,6 +46,9 @@ pub(crate) enum Command {
         /// Allow more than the guest's memory
         #[arg(long)]
         force: bool,
+        /// Have the guest drop its caches first, as far as it has to
+        #[arg(long)]
+        drop_caches: bool,
         /// Wait until the balloon has this size
         #[arg(long)]
         wait: bool,
@@ -68,6 +71,53 @@ pub(crate) enum Command {
     /// Have the guest tell its free memory and keep it out of use, for whoever copies its memory
     #[command(subcommand)]
     FreePageHint(Hint),
+    /// Have the guest drop its caches: forget what it can read or compute again
+    DropCaches {
+        /// Clean pages of files
+        #[arg(long)]
+        page_cache: bool,
+        /// Directory entries, inodes and the like; without both options, both are meant
+        #[arg(long)]
+        slab: bool,
+        /// Enough when so much memory of the guest is free, such as 2G
+        #[arg(long, value_name = "SIZE")]
+        until: Option<BalloonSize>,
+        /// Wait no longer than this
+        #[arg(long, value_name = "TIME", value_parser = timeout, default_value = "60s")]
+        timeout: Duration,
+    },
+    /// Have the guest move its pages together, so that there are more whole blocks to take
+    Compact {
+        /// Wait no longer than this
+        #[arg(long, value_name = "TIME", value_parser = timeout, default_value = "60s")]
+        timeout: Duration,
+    },
+    /// Have the guest name its free pages
+    FreePages {
+        /// Those in the balloon as well
+        #[arg(long, conflicts_with = "hold")]
+        balloon: bool,
+        /// Keep them out of use until they are released, or for this long; as long as the guest
+        /// thinks, if no time is given
+        #[arg(long, value_name = "TIME", value_parser = timeout, num_args = 0..=1,
+              default_missing_value = "0s", require_equals = true)]
+        hold: Option<Duration>,
+        /// Write them to a file: a line for each run of pages, its address and its bytes
+        #[arg(long, value_name = "FILE")]
+        out: Option<PathBuf>,
+        /// Draw them: the guest's memory from top to bottom, free is white
+        #[arg(long, value_name = "PNG")]
+        map: Option<PathBuf>,
+        /// Wait no longer than this
+        #[arg(long, value_name = "TIME", value_parser = timeout, default_value = "60s")]
+        timeout: Duration,
+    },
+    /// Release the pages that the guest keeps out of use
+    Release {
+        /// Wait no longer than this
+        #[arg(long, value_name = "TIME", value_parser = timeout, default_value = "60s")]
+        timeout: Duration,
+    },
     /// Tell each change as it happens
     Watch,
     /// Set the faults of a daemon started with --fault; none ends them

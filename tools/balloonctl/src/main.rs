@@ -5,20 +5,27 @@
 #![forbid(unsafe_code)]
 
 mod args;
+mod ask;
+mod map;
+mod progress;
 mod show;
 mod timeout;
 
 use std::io::{self, Write as _};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
 
 use balloon_control::client::{ClientError, Waited};
-use balloon_control::message::{Failure, FailureCode, HintAction, HintState, SizeField};
+use balloon_control::message::{
+    Failure, FailureCode, HintAction, HintState, Reply, Request, SizeField,
+};
 use balloon_control::{Client, Size};
 use clap::Parser as _;
 use serde_json::json;
 
 use crate::args::{Args, Command, Hint};
+use crate::progress::Progress;
 
 /// What scripts can tell from the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +41,7 @@ enum Status {
 enum Trouble {
     Client(ClientError),
     Output(io::Error),
+    File { path: PathBuf, error: io::Error },
 }
 
 impl From<ClientError> for Trouble {
@@ -58,6 +66,10 @@ fn main() -> ExitCode {
             eprintln!("error: {error}");
             Status::Failed
         }
+        Err(Trouble::File { path, error }) => {
+            eprintln!("error: {} cannot be written: {error}", path.display());
+            Status::Failed
+        }
         Err(Trouble::Client(error)) => {
             if args.json {
                 eprintln!("{}", json!({ "error": failure(&error) }));
@@ -66,10 +78,11 @@ fn main() -> ExitCode {
             }
             match &error {
                 ClientError::Connect { .. } | ClientError::Gone => Status::NoDaemon,
-                ClientError::Refused(Failure {
-                    code: FailureCode::BadValue,
-                    ..
-                }) => Status::Usage,
+                ClientError::Refused(Failure { code, .. }) => match code {
+                    FailureCode::BadValue => Status::Usage,
+                    FailureCode::TimeOut => Status::TimeUp,
+                    _ => Status::Failed,
+                },
                 _ => Status::Failed,
             }
         }
@@ -94,14 +107,19 @@ fn run(args: &Args) -> Result<Status, Trouble> {
         Command::Target {
             size,
             force,
+            drop_caches,
             wait,
             timeout,
         } => {
-            let field = match size.0 {
-                Size::Bytes(bytes) => SizeField::Bytes(bytes),
-                Size::Share(_) => SizeField::Text(size.0.to_string()),
-            };
-            let movement = client.target(field, *force)?;
+            if *drop_caches {
+                ask::make_room(
+                    &mut client,
+                    size.0,
+                    *timeout,
+                    &mut Output::new(args, &mut out),
+                )?;
+            }
+            let movement = client.target(field(size.0), *force)?;
             if *wait || timeout.is_some() {
                 return wait_for(&mut client, args, *timeout, &mut out);
             }
@@ -119,6 +137,48 @@ fn run(args: &Args) -> Result<Status, Trouble> {
             }
         }
         Command::FreePageHint(what) => return hint(&mut client, args, what, &mut out),
+        Command::DropCaches {
+            page_cache,
+            slab,
+            until,
+            timeout,
+        } => {
+            let until = until.map(|size| field(size.0));
+            let progress = Progress::start(args);
+            let reply = client.drop_caches((*page_cache, *slab), until, Some(*timeout))?;
+            drop(progress);
+            Output::new(args, &mut out).reply(&reply)?;
+        }
+        Command::Compact { timeout } => {
+            let timeout_ms = Some(millis(*timeout));
+            let reply = client.ask(&Request::Compact { timeout_ms })?;
+            Output::new(args, &mut out).reply(&reply)?;
+        }
+        Command::FreePages {
+            balloon,
+            hold,
+            out: file,
+            map,
+            timeout,
+        } => {
+            let request = Request::FreePages {
+                balloon: *balloon,
+                hold: hold.is_some(),
+                hold_ms: hold.filter(|time| !time.is_zero()).map(millis),
+                timeout_ms: Some(millis(*timeout)),
+            };
+            let progress = Progress::start(args);
+            let reply = client.ask(&request)?;
+            drop(progress);
+            // First, so that it is not lost if a file cannot be written.
+            Output::new(args, &mut out).reply(&reply)?;
+            ask::keep(&mut client, &reply, file.as_deref(), map.as_deref())?;
+        }
+        Command::Release { timeout } => {
+            let timeout_ms = Some(millis(*timeout));
+            let reply = client.ask(&Request::Release { timeout_ms })?;
+            Output::new(args, &mut out).reply(&reply)?;
+        }
         Command::Watch => {
             for event in client.watch()? {
                 let event = event?;
@@ -136,6 +196,41 @@ fn run(args: &Args) -> Result<Status, Trouble> {
         }
     }
     Ok(Status::Done)
+}
+
+/// A size as it is sent.
+fn field(size: Size) -> SizeField {
+    match size {
+        Size::Bytes(bytes) => SizeField::Bytes(bytes),
+        Size::Share(_) => SizeField::Text(size.to_string()),
+    }
+}
+
+fn millis(time: Duration) -> u64 {
+    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+}
+
+/// Where answers go, and in which form.
+struct Output<'a, W> {
+    json: bool,
+    to: &'a mut W,
+}
+
+impl<'a, W: io::Write> Output<'a, W> {
+    fn new(args: &Args, to: &'a mut W) -> Self {
+        Self {
+            json: args.json,
+            to,
+        }
+    }
+
+    fn reply(&mut self, reply: &Reply) -> io::Result<()> {
+        match self.json {
+            true => print_json(self.to, reply)?,
+            false => show::reply(self.to, reply)?,
+        }
+        self.to.flush()
+    }
 }
 
 fn hint(

@@ -5,8 +5,8 @@
 use std::io::{self, Write};
 
 use balloon_control::message::{
-    BalloonStatus, Counters, Event, EventKind, FrontendStatus, GuestStats, HintState, HintStatus,
-    Movement, Status,
+    AskedStatus, BalloonStatus, Counters, Event, EventKind, FrontendStatus, GuestStats, HintState,
+    HintStatus, Movement, Reply, Status,
 };
 use balloon_control::size::human;
 
@@ -63,6 +63,13 @@ pub(crate) fn status(out: &mut impl Write, status: &Status) -> io::Result<()> {
     if status.hint.state != HintState::Idle {
         writeln!(out, "hinting   {}", round(&status.hint))?;
     }
+    if let Some(now) = &status.asked {
+        writeln!(out, "asked     {}", asked(now))?;
+    }
+    if let Some(hold) = &status.hold {
+        let state = if hold.held { "keeps" } else { "has given up" };
+        writeln!(out, "held      the guest {state} {}", human(hold.bytes))?;
+    }
     writeln!(out, "since the start")?;
     counters(out, &status.counters)?;
     if !status.errors.is_empty() {
@@ -99,6 +106,7 @@ pub(crate) fn event(out: &mut impl Write, event: &Event) -> io::Result<()> {
         EventKind::Frontend(now) => writeln!(out, "{at:10.3} frontend {}", frontend(now)),
         EventKind::Balloon(now) => writeln!(out, "{at:10.3} balloon {}", balloon(now)),
         EventKind::FreePageHint(now) => writeln!(out, "{at:10.3} hinting {}", round(now)),
+        EventKind::Asked(now) => writeln!(out, "{at:10.3} guest {}", asked(now)),
         EventKind::Stats(GuestStats { values, .. }) => {
             let values: Vec<_> = values.iter().map(|(n, v)| format!("{n}={v}")).collect();
             writeln!(out, "{at:10.3} statistics {}", values.join(" "))
@@ -147,6 +155,72 @@ fn list(names: &[String]) -> String {
         [] => "none".to_owned(),
         names => names.join(","),
     }
+}
+
+/// What the guest said to what it was asked.
+pub(crate) fn reply(out: &mut impl Write, reply: &Reply) -> io::Result<()> {
+    match reply {
+        Reply::DropCaches {
+            freed_bytes,
+            spare_bytes,
+            took,
+        } => writeln!(
+            out,
+            "{} freed in {:.1} ms, {} could be taken now",
+            human(*freed_bytes),
+            took.elapsed_ms,
+            human(*spare_bytes)
+        ),
+        Reply::Compact {
+            gained_bytes,
+            block_bytes,
+            took,
+        } => writeln!(
+            out,
+            "{} more in whole blocks after {:.1} ms, {} in all",
+            human(*gained_bytes),
+            took.elapsed_ms,
+            human(*block_bytes)
+        ),
+        Reply::FreePages {
+            bytes,
+            runs,
+            answers,
+            held,
+            took,
+            ..
+        } => writeln!(
+            out,
+            "{} {} in {}, told in {} and {:.1} ms",
+            human(*bytes),
+            if *held { "held" } else { "free" },
+            count(*runs, "run"),
+            count(*answers, "answer"),
+            took.elapsed_ms
+        ),
+        Reply::Release { bytes, took } => writeln!(
+            out,
+            "{} released in {:.1} ms",
+            human(*bytes),
+            took.elapsed_ms
+        ),
+        // Others have their own.
+        _ => Ok(()),
+    }
+}
+
+/// Something that the guest was asked, in one line.
+pub(crate) fn asked(asked: &AskedStatus) -> String {
+    let named = match asked.answers {
+        0 => String::new(),
+        n => format!(", {} in {}", human(asked.bytes), count(n, "answer")),
+    };
+    format!(
+        "{} {}{named} after {:.1} ms",
+        asked.command,
+        asked.state.name(),
+        asked.elapsed_ms
+    )
 }
 
 /// A round of free page hinting in one line.

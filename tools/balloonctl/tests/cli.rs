@@ -8,11 +8,17 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use balloon_control::Status;
-use balloon_control::message::{Event, EventKind, MemoryStatus};
+use balloon_control::message::{
+    Event, EventKind, MemoryStatus, RegionStatus, Status as DaemonStatus,
+};
+use balloon_wire::logic::request::{Answer, Reason, Request as Asked, Status};
+use balloon_wire::wire::Header;
 use vhost_device_balloon::args::Args;
 use vhost_device_balloon::control;
 use vhost_device_balloon::fault::Faults;
+use vhost_device_balloon::features::Protocol;
+use vhost_device_balloon::ram::Ram;
+use vhost_device_balloon::request::Format;
 use vhost_device_balloon::socket::{Access, Socket};
 use vhost_device_balloon::state::State;
 
@@ -27,7 +33,14 @@ struct Daemon {
 impl Daemon {
     fn start() -> Self {
         use clap::Parser as _;
-        let args = Args::try_parse_from(["daemon", "--socket-path", "unused"]).expect("options");
+        let options = [
+            "daemon",
+            "--socket-path",
+            "unused",
+            "--features",
+            "host-request",
+        ];
+        let args = Args::try_parse_from(options).expect("options");
         let settings = args.settings().expect("good options");
         let state = Arc::new(State::new(settings, Faults::new(vec![])));
         state.memory(MemoryStatus {
@@ -63,6 +76,195 @@ impl Daemon {
             .config_write(4, &pages.to_le_bytes())
             .expect("a field of the driver's");
     }
+}
+
+/// What the guest says to what it is asked: a last word, and free pages before.
+type Script<'a> = &'a [(Status, Reason, &'a [u64])];
+
+impl Daemon {
+    /// A guest that takes requests and answers each as it is told. Returns them.
+    fn guest(&self, script: Script<'_>) -> Vec<Asked> {
+        let asks = &self.state.asks;
+        let size = 4 << 30;
+        let memory = vm_memory::GuestMemoryMmap::from_ranges(&[(vm_memory::GuestAddress(0), size)]);
+        let ram = Ram::new(&memory.expect("memory")).expect("ram");
+        let format = Format {
+            protocol: Protocol::PageBitmap,
+            limits: self.state.settings.limits,
+        };
+        let mut seen = Vec::new();
+        for (status, reason, words) in script {
+            let begun = Instant::now();
+            let bytes = loop {
+                match asks.next() {
+                    Some(bytes) => break bytes,
+                    None if begun.elapsed() > Duration::from_secs(10) => panic!("nothing is asked"),
+                    None => thread::sleep(Duration::from_millis(2)),
+                }
+            };
+            asks.sent();
+            let asked = Asked::decode(&bytes).expect("a request");
+            let pages: u64 = words.iter().map(|w| u64::from(w.count_ones())).sum();
+            let mut answer = Answer {
+                id: asked.id,
+                command: asked.command,
+                status: Status::Partial,
+                value: pages,
+                detail: 0,
+                microseconds: 1000,
+                reason: Reason::None,
+                state: 0,
+            };
+            if !words.is_empty() {
+                let header = Header {
+                    id: asked.id,
+                    page_shift: 12,
+                    base_pfn: 256,
+                    bmap_len: words.len() as u64 * 8,
+                };
+                let mut bytes = [&answer.encode()[..], &header.encode()].concat();
+                bytes.extend(words.iter().flat_map(|w| w.to_le_bytes()));
+                asks.answer(&bytes, &format, &ram).expect("a good answer");
+                answer.detail = 1;
+            }
+            answer.status = *status;
+            answer.reason = *reason;
+            asks.answer(&answer.encode(), &format, &ram)
+                .expect("a good answer");
+            seen.push(asked);
+        }
+        seen
+    }
+
+    /// Runs the program against such a guest.
+    fn ask(
+        &self,
+        options: &[&str],
+        script: Script<'_>,
+    ) -> (Option<i32>, String, String, Vec<Asked>) {
+        self.state.negotiated(1 << 22 | 1 << 23 | 1 << 32);
+        thread::scope(|scope| {
+            let guest = scope.spawn(|| self.guest(script));
+            let (code, out, err) = self.run(options);
+            (code, out, err, guest.join().expect("no panic"))
+        })
+    }
+}
+
+const DONE: (Status, Reason, &[u64]) = (Status::Ok, Reason::None, &[]);
+
+#[test]
+fn the_guest_is_asked() {
+    let daemon = Daemon::start();
+    let (code, out, err, asked) =
+        daemon.ask(&["drop-caches", "--page-cache", "--until", "2G"], &[DONE]);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(out.starts_with("0 B freed in "), "{out}");
+    assert_eq!(
+        (asked[0].command, asked[0].flags, asked[0].argument),
+        (1, 1, 1 << 19)
+    );
+    let (code, out, _, asked) = daemon.ask(&["drop-caches", "--json"], &[DONE]);
+    assert_eq!((code, asked[0].flags, asked[0].argument), (Some(0), 3, 0));
+    let reply: serde_json::Value = serde_json::from_str(&out).expect("JSON");
+    assert_eq!(
+        (&reply["reply"], &reply["guest_ms"]),
+        (&"drop-caches".into(), &1.0.into())
+    );
+    let (code, out, _, asked) = daemon.ask(&["compact"], &[DONE]);
+    assert_eq!((code, asked[0].command), (Some(0), 2));
+    assert!(out.contains("in whole blocks"), "{out}");
+    let (code, out, _, asked) = daemon.ask(&["release"], &[DONE]);
+    assert_eq!((code, asked[0].command), (Some(0), 4));
+    assert!(out.starts_with("0 B released"), "{out}");
+}
+
+#[test]
+fn what_the_guest_does_not_do_is_status_1_or_4() {
+    let daemon = Daemon::start();
+    let no = (Status::Refused, Reason::NotAllowed, &[][..]);
+    let (code, out, err, _) = daemon.ask(&["drop-caches"], &[no]);
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(
+        err.contains("the guest refuses: its administrator does not want that"),
+        "{err}"
+    );
+    let (code, _, err, _) = daemon.ask(&["--json", "drop-caches"], &[no]);
+    assert_eq!(code, Some(1));
+    assert!(err.starts_with(r#"{"error":{"code":"refused","#), "{err}");
+    let (code, _, err, _) = daemon.ask(&["compact", "--timeout", "50ms"], &[]);
+    assert_eq!(code, Some(4));
+    assert!(err.contains("the time is up"), "{err}");
+    daemon.state.released();
+    let (code, _, err) = daemon.run(&["compact"]);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("no guest is connected"), "{err}");
+}
+
+#[test]
+fn free_pages_go_to_files() {
+    let daemon = Daemon::start();
+    daemon.state.memory(MemoryStatus {
+        bytes: 4 << 30,
+        regions: vec![RegionStatus {
+            bytes: 4 << 30,
+            ..RegionStatus::default()
+        }],
+        ..MemoryStatus::default()
+    });
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a path").to_owned();
+    let (list, map) = (path("list"), path("map.png"));
+    let pages = [(Status::Ok, Reason::None, &[0b1011, 1][..])];
+    let options = ["free-pages", "--out", &list, "--map", &map];
+    let (code, out, err, asked) = daemon.ask(&options, &pages);
+    assert_eq!((code, err.as_str()), (Some(0), ""));
+    assert!(
+        out.starts_with("16 KiB free in 3 runs, told in 1 answer and "),
+        "{out}"
+    );
+    assert_eq!((asked[0].command, asked[0].flags), (3, 0));
+    let text = std::fs::read_to_string(&list).expect("written");
+    assert_eq!(text, "0x100000 8192\n0x103000 4096\n0x140000 4096\n");
+    let picture = std::fs::read(&map).expect("written");
+    assert!(picture.starts_with(b"\x89PNG"));
+    let (code, _, err, _) = daemon.ask(&["free-pages", "--out", &path("no/list")], &pages);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("no/list cannot be written"), "{err}");
+
+    for (hold, time) in [("--hold", 0), ("--hold=1.5s", 1500)] {
+        let (code, out, _, asked) = daemon.ask(&["free-pages", hold], &pages);
+        assert_eq!(
+            (code, asked[0].flags, asked[0].argument),
+            (Some(0), 1, time)
+        );
+        assert!(out.starts_with("16 KiB held in "), "{out}");
+    }
+    let (code, ..) = daemon.run(&["free-pages", "--hold", "--balloon"]);
+    assert_eq!(code, Some(2));
+}
+
+#[test]
+fn a_target_after_dropping_caches() {
+    let daemon = Daemon::start();
+    let options = ["target", "1G", "--drop-caches"];
+    let (code, out, _, asked) = daemon.ask(&options, &[DONE]);
+    assert_eq!(code, Some(0));
+    assert_eq!(out.lines().count(), 2, "{out}");
+    // What the balloon needs, and what the guest keeps of 4 GiB.
+    let until = (1u64 << 30) + (128 << 20);
+    assert_eq!((asked[0].flags, asked[0].argument), (3, until >> 12));
+    assert_eq!(daemon.state.view().balloon.target_bytes, 1 << 30);
+    // If the guest does not, nothing is set.
+    let no = (Status::Refused, Reason::NotAllowed, &[][..]);
+    let (code, ..) = daemon.ask(&["target", "2G", "--drop-caches"], &[no]);
+    assert_eq!(code, Some(1));
+    assert_eq!(daemon.state.view().balloon.target_bytes, 1 << 30);
+    // A smaller balloon needs no room.
+    daemon.actual(1 << 18);
+    let (code, out, ..) = daemon.ask(&["target", "512M", "--drop-caches"], &[]);
+    assert_eq!(code, Some(0), "{out}");
+    assert_eq!(daemon.state.view().balloon.target_bytes, 1 << 29);
 }
 
 fn run(command: &mut Command) -> (Option<i32>, String, String) {
@@ -206,7 +408,7 @@ fn status_for_people_and_programs() {
     }
     let (code, out, _) = daemon.run(&["status", "--json", "--stats"]);
     assert_eq!(code, Some(0));
-    let status: Status = serde_json::from_str(&out).expect("a status");
+    let status: DaemonStatus = serde_json::from_str(&out).expect("a status");
     assert_eq!(status.balloon.actual_pages, 256);
     assert_eq!(out.lines().count(), 1);
 }

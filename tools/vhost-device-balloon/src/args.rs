@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use balloon_wire::wire::{self, Announcement};
 use clap::Parser;
 
+use crate::ask;
 use crate::fault::{FAULTS_MAX, Fault};
 use crate::features::{Dialect, Features};
 use crate::ram::Prefetch;
@@ -33,7 +34,7 @@ pub struct Args {
     pub dialect: Dialect,
 
     /// What else it offers: must-tell-host, stats, deflate-on-oom, free-page-hint, page-poison,
-    /// reporting, or none
+    /// reporting, host-request, or none
     #[arg(long, value_name = "LIST", default_value_t)]
     pub features: Features,
 
@@ -107,7 +108,10 @@ impl Args {
             page_shifts,
             max_bitmap_bytes: self.max_bitmap_bytes,
             block_shift: self.block_shift,
-            requests: 0,
+            requests: match self.features.has(wire::F_HOST_REQUEST) {
+                true => ask::COMMANDS,
+                false => 0,
+            },
         };
         if self.block_shift != 0 && !limits.takes(self.block_shift) {
             return Err(format!(
@@ -186,6 +190,10 @@ mod tests {
             (
                 &["--dialect", "2016", "--features", "free-page-hint"],
                 "feature bit 3",
+            ),
+            (
+                &["--dialect", "pfn-array", "--features", "host-request"],
+                "needs the bitmap dialect",
             ),
             (&["--fault", "fast"], "fault 'fast' is not known"),
         ] {

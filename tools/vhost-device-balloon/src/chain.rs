@@ -116,6 +116,36 @@ impl Chain {
         Ok(())
     }
 
+    /// Writes bytes into the chain.
+    ///
+    /// # Errors
+    ///
+    /// If there is not enough room, or some of it is not in guest memory.
+    pub fn write(&self, memory: &GuestMemoryMmap, bytes: &[u8]) -> Result<(), Refusal> {
+        let room = self.pieces.iter().map(|(_, len)| u64::from(*len)).sum();
+        if room < bytes.len() as u64 {
+            return Err(Refusal::RequestRoom {
+                head: self.head,
+                room,
+                len: bytes.len(),
+            });
+        }
+        let mut rest = bytes;
+        for (index, (addr, len)) in self.pieces.iter().enumerate() {
+            let (part, after) = rest.split_at(rest.len().min(*len as usize));
+            memory
+                .write_slice(part, *addr)
+                .map_err(|_| Refusal::ChainMemory {
+                    head: self.head,
+                    index,
+                    addr: addr.0,
+                    len: *len,
+                })?;
+            rest = after;
+        }
+        Ok(())
+    }
+
     /// The addresses of the chain.
     ///
     /// # Errors

@@ -11,19 +11,24 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use balloon_control::message::{
-    Event, EventKind, Failure, FailureCode, HintAction, HintState, HintStatus, Reply, Request,
-    Response, SizeField,
+    AskedStatus, Event, EventKind, Failure, FailureCode, HintAction, HintState, HintStatus, Reply,
+    Request, Response, SizeField, Took,
 };
 use balloon_control::size::{Size, SizeError, human};
 use balloon_control::{LINE_MAX, VERSION};
+use balloon_wire::logic::request::Status;
 use serde::Serialize;
 use tracing::{debug, error};
 
+use crate::ask::{Answered, AskError, Patience, Question};
 use crate::fault::{FAULTS_MAX, Fault};
+use crate::page_set::PageSet;
 use crate::state::{State, View};
 
 /// Connections served at a time.
 const CONNECTIONS_MAX: usize = 64;
+/// Runs of pages in an answer; of the longest numbers they have as many bytes as fit into a line.
+const RUNS_MAX: usize = 1000;
 /// The longest message of a failure, in characters.
 const MESSAGE_MAX: usize = 1000;
 /// How long a client may take to read what it asked for.
@@ -154,6 +159,37 @@ impl Connection {
                     Some(answer) => self.answer(answer)?,
                     None => return Ok(()),
                 },
+                Ok(Request::DropCaches {
+                    page_cache,
+                    slab,
+                    until,
+                    timeout_ms,
+                }) => match self.until(until.as_ref()) {
+                    Ok(until) => {
+                        let both = !page_cache && !slab;
+                        let question = Question::DropCaches {
+                            page_cache: page_cache || both,
+                            slab: slab || both,
+                            until,
+                        };
+                        self.ask(question, timeout_ms)?;
+                    }
+                    Err(failure) => self.answer(Err(failure))?,
+                },
+                Ok(Request::Compact { timeout_ms }) => self.ask(Question::Compact, timeout_ms)?,
+                Ok(Request::FreePages {
+                    balloon,
+                    hold,
+                    hold_ms,
+                    timeout_ms,
+                }) => match free_pages(balloon, hold, hold_ms) {
+                    Ok(question) => self.ask(question, timeout_ms)?,
+                    Err(failure) => self.answer(Err(failure))?,
+                },
+                Ok(Request::FreePageMap { id, from }) => {
+                    self.answer(self.free_page_map(id, from))?
+                }
+                Ok(Request::Release { timeout_ms }) => self.ask(Question::Release, timeout_ms)?,
                 Ok(Request::Fault { set }) => self.answer(self.fault(&set))?,
             }
         }
@@ -181,13 +217,7 @@ impl Connection {
 
     fn target(&self, size: &SizeField, force: bool) -> Result<Reply, Failure> {
         let ram = self.state.memory_bytes();
-        let size = match size {
-            SizeField::Bytes(bytes) => Ok(Size::Bytes(*bytes)),
-            SizeField::Text(text) => text.parse(),
-        };
-        let pages = size
-            .and_then(|size| size.pages(ram))
-            .map_err(|e: SizeError| fail(FailureCode::BadValue, e.to_string()))?;
+        let pages = self.pages(size)?;
         let bytes = u64::from(pages) * balloon_control::BALLOON_PAGE_BYTES;
         if !force && ram != 0 && bytes > ram {
             let text = format!(
@@ -257,6 +287,48 @@ impl Connection {
         }
     }
 
+    /// How much has to be free, in balloon pages.
+    fn until(&self, size: Option<&SizeField>) -> Result<Option<u64>, Failure> {
+        let size = size.map(|size| self.pages(size)).transpose()?;
+        Ok(size.map(u64::from).filter(|pages| *pages != 0))
+    }
+
+    fn pages(&self, size: &SizeField) -> Result<u32, Failure> {
+        let size = match size {
+            SizeField::Bytes(bytes) => Ok(Size::Bytes(*bytes)),
+            SizeField::Text(text) => text.parse(),
+        };
+        size.and_then(|size| size.pages(self.state.memory_bytes()))
+            .map_err(|e: SizeError| fail(FailureCode::BadValue, e.to_string()))
+    }
+
+    /// Asks the guest something, and answers with what it says.
+    fn ask(&self, question: Question, timeout_ms: Option<u64>) -> io::Result<()> {
+        let until = timeout_ms.and_then(|ms| Instant::now().checked_add(Duration::from_millis(ms)));
+        let mut patience = Patience {
+            until,
+            unwanted: &mut || self.gone().unwrap_or(true),
+        };
+        match self.state.ask(question, &mut patience) {
+            Ok(answered) => self.answer(Ok(told(question, &answered))),
+            Err(AskError::Unwanted) => Err(io::ErrorKind::ConnectionAborted.into()),
+            Err(error) => self.answer(Err(fail(code(&error), error.to_string()))),
+        }
+    }
+
+    /// A part of the pages that were named last.
+    fn free_page_map(&self, id: u32, from: u64) -> Result<Reply, Failure> {
+        let named = self.state.asks.named().filter(|named| named.id == id);
+        let named = named.ok_or_else(|| {
+            let text = format!("the free pages of request {id} are not known any more");
+            fail(FailureCode::BadValue, text)
+        })?;
+        let mut ranges = named.set.ranges(from).map(|r| (r.start, r.len()));
+        let runs = ranges.by_ref().take(RUNS_MAX).collect();
+        let next = ranges.next().map(|(start, _)| start);
+        Ok(Reply::FreePageMap { runs, next })
+    }
+
     /// Streams events until the client goes away.
     fn watch(&self) -> io::Result<()> {
         let mut last: Option<View> = None;
@@ -276,6 +348,13 @@ impl Connection {
             let round = |view: &View| (view.hint.id, view.hint.state);
             if round(&view) != last.as_ref().map_or((0, HintState::Idle), round) {
                 self.tell(EventKind::FreePageHint(view.hint.clone()))?;
+            }
+            let progress = |asked: &AskedStatus| (asked.id, asked.state, asked.answers);
+            let now = view.asked.as_ref().map(progress);
+            if now != last.as_ref().and_then(|l| l.asked.as_ref()).map(progress) {
+                if let Some(asked) = view.asked.clone() {
+                    self.tell(EventKind::Asked(asked))?;
+                }
             }
             let fresh = last
                 .as_ref()
@@ -340,8 +419,11 @@ impl Connection {
             let text = "faults are only played by a daemon that was started with --fault";
             return Err(fail(FailureCode::NotAllowed, text));
         }
+        for bytes in self.state.faults.requests() {
+            self.state.asks.push_raw(bytes);
+        }
         if let Some(session) = self.state.session() {
-            session.release();
+            session.look();
         }
         Ok(Reply::Fault {
             set: self.state.faults.list(),
@@ -364,6 +446,74 @@ impl Connection {
     }
 }
 
+fn free_pages(balloon: bool, hold: bool, hold_ms: Option<u64>) -> Result<Question, Failure> {
+    if hold && balloon {
+        let text = "pages of the balloon cannot be held; ask for one or the other";
+        return Err(fail(FailureCode::BadValue, text));
+    }
+    if !hold && hold_ms.is_some() {
+        let text = "hold_ms has a meaning only with hold";
+        return Err(fail(FailureCode::BadValue, text));
+    }
+    Ok(match hold {
+        true => Question::HoldFreePages {
+            time: Duration::from_millis(hold_ms.unwrap_or(0)),
+        },
+        false => Question::FreePages { balloon },
+    })
+}
+
+/// A good answer, as it is told.
+fn told(question: Question, answered: &Answered) -> Reply {
+    let answer = &answered.answer;
+    let bytes = |pages: u64| pages.saturating_mul(balloon_control::BALLOON_PAGE_BYTES);
+    let took = Took {
+        guest_ms: f64::from(answer.microseconds) / 1000.0,
+        elapsed_ms: answered.took.as_micros() as f64 / 1000.0,
+    };
+    match question {
+        Question::DropCaches { .. } => Reply::DropCaches {
+            freed_bytes: bytes(answer.value),
+            spare_bytes: bytes(answer.detail),
+            took,
+        },
+        Question::Compact => Reply::Compact {
+            gained_bytes: bytes(answer.value),
+            block_bytes: bytes(answer.detail),
+            took,
+        },
+        Question::FreePages { .. } | Question::HoldFreePages { .. } => {
+            let set = answered.named.as_ref().map(|named| &named.set);
+            Reply::FreePages {
+                id: answer.id,
+                bytes: bytes(set.map_or(0, PageSet::pages)),
+                runs: set.map_or(0, |set| set.ranges(0).count() as u64),
+                answers: answer.detail,
+                held: matches!(question, Question::HoldFreePages { .. }),
+                took,
+            }
+        }
+        Question::Release => Reply::Release {
+            bytes: bytes(answer.value),
+            took,
+        },
+    }
+}
+
+/// What an error is for programs.
+const fn code(error: &AskError) -> FailureCode {
+    match error {
+        AskError::NotSupported(_) => FailureCode::NotSupported,
+        AskError::Guest(answer) => match answer.status {
+            Status::Unsupported => FailureCode::NotSupported,
+            Status::Refused => FailureCode::Refused,
+            _ => FailureCode::Failed,
+        },
+        AskError::TimeOut { .. } => FailureCode::TimeOut,
+        AskError::Nonsense | AskError::Gone | AskError::Unwanted => FailureCode::Failed,
+    }
+}
+
 /// Reads a request and says what was wrong if it is none.
 fn parse(line: &[u8]) -> Result<Request, Failure> {
     let bad = |text: String| fail(FailureCode::BadRequest, text);
@@ -382,12 +532,11 @@ fn parse(line: &[u8]) -> Result<Request, Failure> {
     }
     serde_json::from_value(value).map_err(|e| {
         bad(format!(
-            "the request is not understood: {e}; allowed are {{\"cmd\":\"target\",\"size\":SIZE\
-             [,\"force\":BOOL]}}, {{\"cmd\":\"status\"[,\"stats\":BOOL]}}, \
-             {{\"cmd\":\"wait\"[,\"timeout_ms\":N]}}, {{\"cmd\":\"watch\"}}, \
-             {{\"cmd\":\"free-page-hint\",\"action\":\"start\"|\"stop\"|\"done\"\
-             [,\"wait\":BOOL][,\"timeout_ms\":N]}} and \
-             {{\"cmd\":\"fault\",\"set\":[...]}}"
+            "the request is not understood: {e}; allowed are target (size, force), wait \
+             (timeout_ms), status (stats), watch, free-page-hint (action, wait, timeout_ms), \
+             drop-caches (page_cache, slab, until, timeout_ms), compact (timeout_ms), free-pages \
+             (balloon, hold, hold_ms, timeout_ms), free-page-map (id, from), release (timeout_ms) \
+             and fault (set)"
         ))
     })
 }

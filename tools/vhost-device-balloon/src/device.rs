@@ -151,6 +151,9 @@ impl Device {
     /// Serves a queue until it is empty.
     fn serve(&self, queue: usize, vring: &Vring) {
         let role = self.role(queue);
+        if role == Some(Role::Request) {
+            return self.send(queue, vring);
+        }
         let failed = |e| self.refuse(role, &Refusal::Ring(e));
         loop {
             if let Err(e) = vring.disable_notification() {
@@ -178,6 +181,58 @@ impl Device {
                 Err(e) => return failed(e),
             }
         }
+    }
+
+    /// Sends what the guest is to be asked, as long as there are buffers for it. Those that are not
+    /// needed stay in the ring.
+    fn send(&self, queue: usize, vring: &Vring) {
+        let role = Some(Role::Request);
+        let mut again = true;
+        loop {
+            while !self.stopping() && self.send_one(queue, vring) {
+                again = true;
+            }
+            if self.stopping() || !usable(&vring.get_ref()) {
+                return;
+            }
+            match vring.enable_notification() {
+                Ok(true) if self.state.asks.next().is_none() => return,
+                Ok(true) if std::mem::take(&mut again) => {}
+                Ok(true) => return self.refuse(role, &Refusal::AvailIndex),
+                Ok(false) => return,
+                Err(e) => return self.refuse(role, &Refusal::Ring(e)),
+            }
+        }
+    }
+
+    /// Sends a request of the host. Returns whether there was one, and a buffer.
+    fn send_one(&self, queue: usize, vring: &Vring) -> bool {
+        let worker = lock(&self.worker);
+        let ram = Arc::clone(&worker.ram);
+        let mut ring = vring.get_mut();
+        let Some(bytes) = self.state.asks.next().filter(|_| usable(&ring)) else {
+            return false;
+        };
+        let Some(chain) = ring.get_queue_mut().pop_descriptor_chain(ram.memory()) else {
+            return false;
+        };
+        let head = chain.head_index();
+        let role = self.role(queue);
+        let written = Chain::walk(chain, Direction::Writable)
+            .and_then(|chain| chain.write(ram.memory(), &bytes));
+        match written {
+            Ok(()) => {
+                self.state.asks.sent();
+                let plan = self.state.faults.plan(Role::Request);
+                self.complete_with(&ram, &mut ring, role, (head, bytes.len() as u32), &plan);
+                self.state.asked();
+            }
+            Err(refusal) => {
+                self.refuse(role, &refusal);
+                self.complete(&ram, &mut ring, role, head, &HONEST);
+            }
+        }
+        true
     }
 
     fn stopping(&self) -> bool {
@@ -210,6 +265,12 @@ impl Device {
                 plan = self.state.faults.plan(role);
                 self.hint(&mut worker, chain)
             }
+            Some(role @ Role::Answer) => {
+                plan = self.state.faults.plan(role);
+                self.answer(&mut worker, chain)
+            }
+            // Served by `send`.
+            Some(Role::Request) => Ok(()),
             Some(Role::Stats) => match self.take_stats(&mut worker, chain) {
                 Ok(()) => {
                     // Kept until statistics are wanted again. A driver has one such buffer; of two,
@@ -405,6 +466,16 @@ impl Device {
         Ok(())
     }
 
+    /// An answer of the guest to what it was asked.
+    fn answer(&self, worker: &mut Worker, chain: Popped<'_>) -> Result<(), Refusal> {
+        let Worker { ram, buffer, .. } = worker;
+        self.state.tally.answers.add(1);
+        Chain::walk(chain, Direction::Readable)?.read(ram.memory(), buffer)?;
+        let taken = self.state.asks.answer(buffer, &self.format(), ram);
+        self.state.asked();
+        taken
+    }
+
     fn take_stats(&self, worker: &mut Worker, chain: Popped<'_>) -> Result<(), Refusal> {
         self.state.tally.stats_requests.add(1);
         let chain = Chain::walk(chain, Direction::Readable)?;
@@ -425,11 +496,23 @@ impl Device {
         head: u16,
         plan: &Plan,
     ) {
-        let used = if plan.used_id.is_some() || plan.used_len != 0 {
+        self.complete_with(ram, ring, role, (head, 0), plan);
+    }
+
+    /// The same, with the number of bytes that were written into the buffer.
+    fn complete_with(
+        &self,
+        ram: &Ram,
+        ring: &mut VringState,
+        role: Option<Role>,
+        (head, len): (u16, u32),
+        plan: &Plan,
+    ) {
+        let used = if plan.used_id.is_some() || plan.used_len.is_some() {
             let id = plan.used_id.unwrap_or(head.into());
-            put_used(ram, ring, id, plan.used_len).map(|()| true)
+            put_used(ram, ring, id, plan.used_len.unwrap_or(len)).map(|()| true)
         } else {
-            ring.add_used(head, 0)
+            ring.add_used(head, len)
                 .and_then(|()| ring.needs_notification())
         };
         match used {
@@ -467,6 +550,12 @@ impl Device {
             if usable(&ring) {
                 self.complete(&ram, &mut ring, self.role(queue), head, &HONEST);
             }
+        }
+        drop(worker);
+        let acked = self.acked.load(Ordering::Acquire);
+        let queue = roles(acked, self.state.settings.dialect).position(|r| r == Role::Request);
+        if let Some((queue, vring)) = queue.and_then(|q| Some((q, vrings.get(q)?))) {
+            self.send(queue, vring);
         }
     }
 
@@ -524,7 +613,7 @@ impl Session for Device {
         self.wake();
     }
 
-    fn release(&self) {
+    fn look(&self) {
         self.wake();
     }
 }

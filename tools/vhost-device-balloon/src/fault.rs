@@ -17,11 +17,13 @@
 //! | `storm=HZ` | sends config-change notifications that often |
 //! | `flip=HZ` | changes `num_pages` between the target and 0 that often, with notifications |
 //! | `reverse=N` | keeps N requests of a queue, then completes them, the last one first |
+//! | `request=HEX` | sends these bytes as a request of the host, once |
 //! | `queue=NAME` | plays the faults above with requests of this queue only; may be repeated |
 //! | `config=OFFSET:HEX` | shows these bytes in config space from this offset on |
 //!
-//! Requests are those of the inflate, deflate, hinting and reporting queues, counted from when the
-//! faults were last set. The names of queues are those of `status`.
+//! Requests are those of the inflate, deflate, hinting, reporting and answer queues, counted from when
+//! the faults were last set. With the request queue only the id and the length in the used ring, and
+//! interrupts, can be wrong. The names of queues are those of `status`.
 
 use std::fmt;
 use std::str::FromStr;
@@ -40,10 +42,20 @@ pub const DIE_STATUS: i32 = 70;
 pub const FAULTS_MAX: usize = 32;
 
 /// The queues whose requests faults are played with.
-const FAULTY: [Role; 4] = [Role::Inflate, Role::Deflate, Role::Hint, Role::Report];
+const FAULTY: [Role; 6] = [
+    Role::Inflate,
+    Role::Deflate,
+    Role::Hint,
+    Role::Report,
+    Role::Request,
+    Role::Answer,
+];
+/// The longest bytes that are sent instead of a request.
+const REQUEST_MAX: usize = 64;
 
 const KINDS: &str = "none, withhold[=N], delay=MS, die[=N], used-id=ID, used-len=LEN, \
-                     no-interrupt, reverse=N, queue=NAME, storm=HZ, flip=HZ and config=OFFSET:HEX";
+                     no-interrupt, reverse=N, queue=NAME, request=HEX, storm=HZ, flip=HZ and \
+                     config=OFFSET:HEX";
 
 /// A fault; the [module](self) says what each does.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -66,6 +78,8 @@ pub enum Fault {
     Reverse(u64),
     /// `queue`.
     Queue(Role),
+    /// `request`.
+    Request(Vec<u8>),
     /// `storm`, in Hz.
     Storm(u32),
     /// `flip`, in Hz.
@@ -117,6 +131,13 @@ impl FromStr for Fault {
                 let role = FAULTY.into_iter().find(|role| Some(role.name()) == value);
                 Self::Queue(role.ok_or_else(wrong)?)
             }
+            "request" => {
+                let bytes = value.and_then(unhex).ok_or_else(wrong)?;
+                if bytes.len() > REQUEST_MAX {
+                    return Err(wrong());
+                }
+                Self::Request(bytes)
+            }
             "storm" => Self::Storm(number(None, 100_000)?.max(1) as u32),
             "flip" => Self::Flip(number(None, 100_000)?.max(1) as u32),
             "config" => {
@@ -156,6 +177,10 @@ impl fmt::Display for Fault {
             Self::NoInterrupt => f.write_str("no-interrupt"),
             Self::Reverse(n) => write!(f, "reverse={n}"),
             Self::Queue(role) => write!(f, "queue={}", role.name()),
+            Self::Request(bytes) => {
+                f.write_str("request=")?;
+                bytes.iter().try_for_each(|b| write!(f, "{b:02x}"))
+            }
             Self::Storm(hz) => write!(f, "storm={hz}"),
             Self::Flip(hz) => write!(f, "flip={hz}"),
             Self::Config { offset, bytes } => {
@@ -179,8 +204,8 @@ pub struct Plan {
     pub reverse: Option<u64>,
     /// The id in the used ring, if not the right one.
     pub used_id: Option<u32>,
-    /// The length in the used ring.
-    pub used_len: u32,
+    /// The length in the used ring, if not the right one.
+    pub used_len: Option<u32>,
     /// Whether the guest may be told.
     pub interrupt: bool,
 }
@@ -192,7 +217,7 @@ pub const HONEST: Plan = Plan {
     withhold: false,
     reverse: None,
     used_id: None,
-    used_len: 0,
+    used_len: None,
     interrupt: true,
 };
 
@@ -249,10 +274,11 @@ impl Faults {
                 Fault::Reverse(n) => plan.reverse = Some(n),
                 Fault::Die(n) => plan.die |= before >= n,
                 Fault::UsedId(id) => plan.used_id = Some(id),
-                Fault::UsedLen(len) => plan.used_len = len,
+                Fault::UsedLen(len) => plan.used_len = Some(len),
                 Fault::NoInterrupt => plan.interrupt = false,
                 Fault::None
                 | Fault::Queue(_)
+                | Fault::Request(_)
                 | Fault::Storm(_)
                 | Fault::Flip(_)
                 | Fault::Config { .. } => {}
@@ -266,6 +292,16 @@ impl Faults {
         !lock(&self.set)
             .iter()
             .any(|f| matches!(f, Fault::Withhold(_) | Fault::Reverse(_)))
+    }
+
+    /// What is to be sent instead of good requests of the host.
+    pub fn requests(&self) -> Vec<Vec<u8>> {
+        let set = lock(&self.set);
+        let requests = set.iter().filter_map(|fault| match fault {
+            Fault::Request(bytes) => Some(bytes.clone()),
+            _ => None,
+        });
+        requests.collect()
     }
 
     /// Whether faults are played with a queue.
@@ -321,6 +357,7 @@ mod tests {
             "no-interrupt",
             "reverse=4",
             "queue=hint",
+            "request=0100",
             "storm=1000",
             "flip=10",
             "config=32:00ff",
@@ -338,6 +375,8 @@ mod tests {
             "used-id=4294967296",
             "reverse",
             "queue=stats",
+            "request",
+            "request=0",
             "config=32",
             "config=32:0",
             "config=32:zz",
@@ -379,10 +418,13 @@ mod tests {
             let faults = Faults::new(set);
             FAULTY.map(|role| faults.plan(role) != HONEST)
         };
-        assert_eq!(only(&[]), [true; 4]);
-        assert_eq!(only(&[Role::Hint]), [false, false, true, false]);
+        assert_eq!(only(&[]), [true; 6]);
+        assert_eq!(
+            only(&[Role::Hint]),
+            [false, false, true, false, false, false]
+        );
         let two = [Role::Inflate, Role::Report];
-        assert_eq!(only(&two), [true, false, false, true]);
+        assert_eq!(only(&two), [true, false, false, true, false, false]);
         // What is not concerned does not count either.
         let faults = Faults::new(vec![Fault::Withhold(1), Fault::Queue(Role::Hint)]);
         for _ in 0..3 {

@@ -15,13 +15,14 @@ pub const PROTOCOL_FEATURES: u64 = 1 << 30;
 pub const VERSION_1: u64 = 1 << 32;
 
 /// The balloon features that can be offered, by name and bit.
-const NAMES: [(&str, u32); 6] = [
+const NAMES: [(&str, u32); 7] = [
     ("must-tell-host", wire::F_MUST_TELL_HOST),
     ("stats", wire::F_STATS_VQ),
     ("deflate-on-oom", wire::F_DEFLATE_ON_OOM),
     ("free-page-hint", wire::F_FREE_PAGE_HINT),
     ("page-poison", wire::F_PAGE_POISON),
     ("reporting", wire::F_REPORTING),
+    ("host-request", wire::F_HOST_REQUEST),
 ];
 
 /// What the device speaks on the inflate and deflate queues.
@@ -76,6 +77,9 @@ pub enum FeatureError {
     /// A name that is none.
     #[error("feature '{0}' is not known; allowed are {names} and none", names = all_names())]
     Unknown(String),
+    /// Requests are announced where page bitmaps are.
+    #[error("host-request needs the bitmap dialect; leave one out")]
+    RequestsWithoutBitmap,
     /// Bit 3 cannot mean both.
     #[error("free-page-hint and the 2016 dialect use the same feature bit 3; leave one out")]
     HintIn2016,
@@ -105,10 +109,13 @@ impl Features {
     ///
     /// # Errors
     ///
-    /// [`FeatureError::HintIn2016`].
+    /// [`FeatureError::HintIn2016`] or [`FeatureError::RequestsWithoutBitmap`].
     pub const fn check(self, dialect: Dialect) -> Result<(), FeatureError> {
         match dialect {
             Dialect::Draft2016 if self.has(wire::F_FREE_PAGE_HINT) => Err(FeatureError::HintIn2016),
+            Dialect::Draft2016 | Dialect::PfnArray if self.has(wire::F_HOST_REQUEST) => {
+                Err(FeatureError::RequestsWithoutBitmap)
+            }
             _ => Ok(()),
         }
     }
@@ -179,6 +186,10 @@ pub enum Role {
     Hint,
     /// Free pages reported.
     Report,
+    /// Requests of the host.
+    Request,
+    /// Answers to them.
+    Answer,
 }
 
 impl Role {
@@ -190,12 +201,22 @@ impl Role {
             Self::Stats => "stats",
             Self::Hint => "hint",
             Self::Report => "report",
+            Self::Request => "request",
+            Self::Answer => "answer",
         }
     }
 }
 
+/// Whether the host may ask for something: there are page bitmaps for the answers, too.
+pub const fn requests(acked: u64, dialect: Dialect) -> bool {
+    matches!(dialect, Dialect::Bitmap)
+        && acked & dialect.feature() != 0
+        && acked >> wire::F_HOST_REQUEST & 1 == 1
+}
+
 /// The queues by number, as Linux numbers them: densely over the features negotiated.
 pub fn roles(acked: u64, dialect: Dialect) -> impl Iterator<Item = Role> {
+    let requests = requests(acked, dialect);
     let acked = Features(acked & !dialect.feature());
     [
         (true, Role::Inflate),
@@ -203,6 +224,8 @@ pub fn roles(acked: u64, dialect: Dialect) -> impl Iterator<Item = Role> {
         (acked.has(wire::F_STATS_VQ), Role::Stats),
         (acked.has(wire::F_FREE_PAGE_HINT), Role::Hint),
         (acked.has(wire::F_REPORTING), Role::Report),
+        (requests, Role::Request),
+        (requests, Role::Answer),
     ]
     .into_iter()
     .filter_map(|(there, role)| there.then_some(role))
@@ -246,10 +269,12 @@ mod tests {
     const S: u64 = 1 << 1;
     const H: u64 = 1 << 3;
     const R: u64 = 1 << 5;
+    const Q: u64 = 1 << 22;
+    const B: u64 = 1 << 23;
 
     #[test]
     fn queues_are_dense_over_what_was_negotiated() {
-        use Role::{Deflate, Hint, Inflate, Report, Stats};
+        use Role::{Answer, Deflate, Hint, Inflate, Report, Request, Stats};
         let of = |acked, dialect| roles(acked, dialect).collect::<Vec<_>>();
         let classic = Dialect::PfnArray;
         assert_eq!(of(0, classic), [Inflate, Deflate]);
@@ -262,15 +287,22 @@ mod tests {
             [Inflate, Deflate, Stats, Hint, Report]
         );
         assert_eq!(of(H | S, Dialect::Draft2016), [Inflate, Deflate, Stats]);
+        assert_eq!(
+            of(S | Q | B, Dialect::Bitmap),
+            [Inflate, Deflate, Stats, Request, Answer]
+        );
+        // Without page bitmaps there is nobody to ask.
+        assert_eq!(of(Q, Dialect::Bitmap), [Inflate, Deflate]);
+        assert_eq!(of(Q | B, classic), [Inflate, Deflate]);
     }
 
     #[test]
     fn names_there_and_back() {
         let all: Features =
-            "must-tell-host, stats,deflate-on-oom,free-page-hint,page-poison,reporting"
+            "must-tell-host, stats,deflate-on-oom,free-page-hint,page-poison,reporting,host-request"
                 .parse()
                 .expect("all names are known");
-        assert_eq!(all.bits(), 0b11_1111);
+        assert_eq!(all.bits(), 0b11_1111 | Q);
         assert_eq!(all.to_string().parse(), Ok(all));
         assert_eq!("none".parse(), Ok(Features(0)));
         assert_eq!("".parse(), Ok(Features(0)));

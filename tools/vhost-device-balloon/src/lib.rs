@@ -11,9 +11,13 @@
 //! A kick makes [`device`] take a [`chain`] from a queue and copy its bytes; [`request`] turns them
 //! into page ranges; [`ranges`] merges these; [`ram`] gives each back to the host in one call. What
 //! the guest got wrong becomes a [`refusal`], never more. [`state`] is what people see and set
-//! through [`control`]. The only unsafe code is in `sys`.
+//! through [`control`], and what the guest is asked for by [`ask`]. The only unsafe code is in `sys`.
+//!
+//! A program that embeds the device has the same by [`state::State`]: `set_target`, `view_after`,
+//! `status`, `hint` and `ask`.
 
 pub mod args;
+pub mod ask;
 pub mod chain;
 pub mod channel;
 pub mod config;
@@ -24,6 +28,7 @@ pub mod device;
 pub mod fault;
 pub mod features;
 pub mod hint;
+pub mod page_set;
 pub mod ram;
 pub mod ranges;
 pub mod refusal;

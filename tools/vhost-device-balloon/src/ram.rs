@@ -173,6 +173,15 @@ impl Ram {
         }
     }
 
+    /// The parts of a range that are guest memory.
+    pub fn inside(&self, range: Range) -> impl Iterator<Item = Range> + '_ {
+        let first = self.regions.partition_point(|r| r.range.end <= range.start);
+        let regions = self.regions.iter().skip(first);
+        regions
+            .map(move |region| range.and(region.range))
+            .take_while(|part| !part.is_empty())
+    }
+
     /// Looks how much of merged ranges is guest memory.
     pub fn look(&self, ranges: &[Range]) -> Outcome {
         self.each(ranges, None)

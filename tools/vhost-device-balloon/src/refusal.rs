@@ -79,6 +79,16 @@ kinds! {
     StatsLength = "stats-length",
     /// The length of a word of free page hinting.
     HintId = "hint-id",
+    /// A buffer that has no room for a request of the host.
+    RequestRoom = "request-room",
+    /// The length of an answer.
+    AnswerLength = "answer-length",
+    /// An answer that nobody waits for.
+    AnswerUnasked = "answer-unasked",
+    /// Free pages that are not named in order, or none at all.
+    AnswerOrder = "answer-order",
+    /// Free pages that do not add up.
+    AnswerSum = "answer-sum",
     /// A config write that fits no field the driver may write.
     ConfigWrite = "config-write",
     /// Giving memory back failed.
@@ -183,6 +193,35 @@ pub enum Refusal {
     /// No word of free page hinting.
     #[error("a word of free page hinting has {0} bytes instead of 4")]
     HintId(usize),
+    /// Too small for a request of the host.
+    #[error("descriptor chain {head} has room for {room} bytes of a request of {len}")]
+    RequestRoom {
+        /// The chain's first descriptor.
+        head: u16,
+        /// The room there is.
+        room: u64,
+        /// The room that is needed.
+        len: usize,
+    },
+    /// Too short, or with records where none belong.
+    #[error("an answer has {0} bytes: less than 32, or more without records")]
+    AnswerLength(usize),
+    /// To nothing that was asked, or asked no more.
+    #[error("an answer to request {id}, command {command}, is not asked for")]
+    AnswerUnasked {
+        /// The id in it.
+        id: u32,
+        /// The command in it.
+        command: u16,
+    },
+    /// Not ascending.
+    #[error("free pages in an answer to request {0} are not in order, or there are none")]
+    AnswerOrder(u32),
+    /// Not the number that is said.
+    #[error(
+        "free pages in answers to request {0} are not as many as it says, or an answer is missing"
+    )]
+    AnswerSum(u32),
     /// Not a field of the driver's.
     #[error(
         "config space is written at offset {offset} with {len} bytes, which is no field of the driver's"
@@ -263,6 +302,11 @@ impl Refusal {
             Self::QueueUnused(_) => Kind::QueueUnused,
             Self::StatsLength(_) => Kind::StatsLength,
             Self::HintId(_) => Kind::HintId,
+            Self::RequestRoom { .. } => Kind::RequestRoom,
+            Self::AnswerLength(_) => Kind::AnswerLength,
+            Self::AnswerUnasked { .. } => Kind::AnswerUnasked,
+            Self::AnswerOrder(_) => Kind::AnswerOrder,
+            Self::AnswerSum(_) => Kind::AnswerSum,
             Self::ConfigWrite { .. } => Kind::ConfigWrite,
             Self::Discard { .. } => Kind::Discard,
             Self::Prefetch { .. } => Kind::Prefetch,

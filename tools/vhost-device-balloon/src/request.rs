@@ -49,35 +49,71 @@ impl Format {
         }
         let mut words = Vec::new();
         for (header, bitmap) in self.records(bytes).flatten() {
-            words.clear();
-            words.extend(bitmap.chunks_exact(8).map(|word| {
-                let mut bytes = [0; 8];
-                bytes.copy_from_slice(word);
-                // Bitmap words are little-endian in memory, as they are on the wire.
-                u64::from_ne_bytes(bytes)
-            }));
-            for run in Runs::new(&words) {
-                // `Header::check` made sure that these are 64-bit addresses.
-                let start = (header.base_pfn + run.start as u64) << header.page_shift;
-                let len = (run.len as u64) << header.page_shift;
-                each(Range {
-                    start,
-                    end: start + len,
-                });
-            }
+            runs(&header, bitmap, &mut words, &mut each);
         }
         Ok(count)
     }
 
+    /// Reads the records of an answer to the host's request `id`, each with a set bit at least.
+    ///
+    /// # Errors
+    ///
+    /// The first thing that is wrong; what is before it was given.
+    pub fn read_answer(
+        &self,
+        id: u32,
+        bytes: &[u8],
+        mut each: impl FnMut(Range),
+    ) -> Result<(), Refusal> {
+        let mut words = Vec::new();
+        for record in self.records_of(id, bytes) {
+            let (header, bitmap) = record?;
+            let mut any = false;
+            runs(&header, bitmap, &mut words, |range| {
+                any = true;
+                each(range);
+            });
+            if !any {
+                return Err(Refusal::AnswerOrder(id));
+            }
+        }
+        Ok(())
+    }
+
     /// The records of a request up to the first bad one; an empty request is a bad one.
     fn records<'a>(&'a self, bytes: &'a [u8]) -> Records<'a> {
+        self.records_of(0, bytes)
+    }
+
+    fn records_of<'a>(&'a self, id: u32, bytes: &'a [u8]) -> Records<'a> {
         Records {
+            id,
             limits: &self.limits,
             bytes,
             offset: 0,
             count: 0,
             done: false,
         }
+    }
+}
+
+/// Gives the runs of a record that was checked; `words` is room to work in.
+fn runs(header: &Header, bitmap: &[u8], words: &mut Vec<u64>, mut each: impl FnMut(Range)) {
+    words.clear();
+    words.extend(bitmap.chunks_exact(8).map(|word| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(word);
+        // Bitmap words are little-endian in memory, as they are on the wire.
+        u64::from_ne_bytes(bytes)
+    }));
+    for run in Runs::new(words) {
+        // `Header::check` made sure that these are 64-bit addresses.
+        let start = (header.base_pfn + run.start as u64) << header.page_shift;
+        let len = (run.len as u64) << header.page_shift;
+        each(Range {
+            start,
+            end: start + len,
+        });
     }
 }
 
@@ -98,6 +134,7 @@ fn read_pfns(bytes: &[u8], mut each: impl FnMut(Range)) -> Result<(), Refusal> {
 }
 
 struct Records<'a> {
+    id: u32,
     limits: &'a Announcement,
     bytes: &'a [u8],
     offset: usize,
@@ -110,7 +147,7 @@ impl<'a> Records<'a> {
         let rest = self.bytes.get(self.offset..).unwrap_or_default();
         let header = Header::decode(rest)?;
         let body = rest.get(Header::LEN..).unwrap_or_default();
-        header.check(self.limits, body.len() as u64)?;
+        header.check_of(self.id, self.limits, body.len() as u64)?;
         // `check` made sure that the bitmap is there.
         let bitmap = usize::try_from(header.bmap_len)
             .ok()

@@ -2,23 +2,24 @@
 
 //! What is known and wanted, shared by the device and the control socket.
 //!
-//! Lock order: nothing else is locked while [`State`]'s own lock is held, and no system call that
-//! waits for the frontend is made under it.
+//! Lock order: nothing else is locked while [`State`]'s own lock is held, but for that of [`Asks`];
+//! and no system call that waits for the frontend is made under it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use balloon_control::BALLOON_PAGE_BYTES;
 use balloon_control::message::{
-    BalloonStatus, Counters, DaemonStatus, FrontendStatus, GuestStats, HintAction, HintStatus,
-    MemoryStatus, Movement, Status,
+    AskedStatus, BalloonStatus, Counters, DaemonStatus, FrontendStatus, GuestStats, HintAction,
+    HintStatus, MemoryStatus, Movement, Status,
 };
 use balloon_wire::wire::{self, Announcement};
 
+use crate::ask::{Answered, AskError, Asks, Patience, Question};
 use crate::config::{ConfigSpace, READ_MAX};
 use crate::counters::Tally;
 use crate::fault::Faults;
-use crate::features::{Dialect, Features, Protocol, roles};
+use crate::features::{Dialect, Features, Protocol, requests, roles};
 use crate::hint::{Hinting, Told};
 use crate::ram::Prefetch;
 use crate::refusal::{Complaints, Refusal};
@@ -51,8 +52,9 @@ pub trait Session: Send + Sync {
     fn notify(&self) -> Result<(), Refusal>;
     /// Has the guest refresh its statistics.
     fn poll_stats(&self);
-    /// Has a look at whether withheld requests may go.
-    fn release(&self);
+    /// Has a look at whether withheld requests may go, and whether the guest is to be asked for
+    /// something.
+    fn look(&self);
 }
 
 /// What a watcher or waiter sees of the state, at one instant.
@@ -68,6 +70,8 @@ pub struct View {
     pub movement: Movement,
     /// Free page hinting.
     pub hint: HintStatus,
+    /// The last thing that the guest was asked.
+    pub asked: Option<AskedStatus>,
     /// Statistics of the guest.
     pub stats: Option<GuestStats>,
     /// How many statistics were received.
@@ -84,6 +88,8 @@ pub struct State {
     pub complaints: Complaints,
     /// What is done wrong on purpose.
     pub faults: Faults,
+    /// What the guest is asked.
+    pub asks: Asks,
     started: Instant,
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -121,6 +127,7 @@ impl State {
             tally: Tally::default(),
             complaints: Complaints::default(),
             faults,
+            asks: Asks::default(),
             started: now,
             inner: Mutex::new(Inner {
                 version: 1,
@@ -226,6 +233,7 @@ impl State {
 
     /// The frontend went away, and the guest with it. The target stays for the next.
     pub fn disconnected(&self) {
+        self.asks.reset(false);
         let counters = self.tally.snapshot();
         self.change(|inner| {
             inner.connected = false;
@@ -242,6 +250,10 @@ impl State {
 
     /// The driver acknowledged features.
     pub fn negotiated(&self, acked: u64) {
+        self.asks.reset(requests(acked, self.settings.dialect));
+        for bytes in self.faults.requests() {
+            self.asks.push_raw(bytes);
+        }
         self.change(|inner| {
             inner.acked = Some(acked);
             inner.hint(Hinting::forget);
@@ -250,6 +262,7 @@ impl State {
 
     /// The driver let the device go.
     pub fn released(&self) {
+        self.asks.reset(false);
         self.change(|inner| {
             inner.acked = None;
             inner.hint(Hinting::forget);
@@ -290,6 +303,33 @@ impl State {
         lock(&self.inner).hinting.note(bytes);
     }
 
+    /// Asks the guest for something, and waits for its last word.
+    ///
+    /// # Errors
+    ///
+    /// If there is no guest that can be asked, or it did not do it.
+    pub fn ask(
+        &self,
+        question: Question,
+        patience: &mut Patience<'_>,
+    ) -> Result<Answered, AskError> {
+        self.can(wire::F_HOST_REQUEST)
+            .map_err(AskError::NotSupported)?;
+        let wake = || {
+            if let Some(session) = self.session() {
+                session.look();
+            }
+        };
+        let answered = self.asks.ask(question, wake, patience);
+        self.asked();
+        answered
+    }
+
+    /// What the guest is asked, or its answer, is news.
+    pub fn asked(&self) {
+        self.change(|_| ());
+    }
+
     /// Makes sure that the driver has taken a feature.
     ///
     /// # Errors
@@ -306,8 +346,12 @@ impl State {
             ));
         }
         let inner = lock(&self.inner);
+        let taken = |acked: u64| match bit {
+            wire::F_HOST_REQUEST => requests(acked, dialect),
+            _ => Features::from_bits(acked & !dialect.feature()).has(bit),
+        };
         match inner.acked {
-            Some(acked) if Features::from_bits(acked & !dialect.feature()).has(bit) => Ok(()),
+            Some(acked) if taken(acked) => Ok(()),
             Some(_) => Err(format!("the guest's driver did not take {name}")),
             None if inner.connected => Err("no driver has taken the device".to_owned()),
             None => Err("no guest is connected".to_owned()),
@@ -389,6 +433,7 @@ impl State {
             balloon: inner.balloon_status(),
             movement: inner.movement(counters),
             hint: inner.hinting.status(),
+            asked: self.asks.status(),
             stats: inner.guest_stats(),
             stats_count: inner.stats_count,
         }
@@ -412,6 +457,8 @@ impl State {
             balloon: inner.balloon_status(),
             movement: inner.movement(&counters),
             hint: inner.hinting.status(),
+            asked: self.asks.status(),
+            hold: self.asks.hold_status(),
             counters,
             errors: self.complaints.by_kind(),
             guest_stats: inner.guest_stats(),

@@ -483,6 +483,9 @@ fn the_document_has_it_all() {
         "bad-value",
         "not-allowed",
         "not-supported",
+        "refused",
+        "failed",
+        "time-out",
         "busy",
     ] {
         assert!(listed(code), "code {code}");
@@ -492,6 +495,11 @@ fn the_document_has_it_all() {
         "wait",
         "status",
         "free-page-hint",
+        "drop-caches",
+        "compact",
+        "free-pages",
+        "free-page-map",
+        "release",
         "watch",
         "fault",
     ] {

@@ -603,6 +603,7 @@ fn statistics_are_kept_until_wanted() {
 const STATS: u64 = 1 << 1;
 const HINT: u64 = 1 << 3;
 const REPORTING: u64 = 1 << 5;
+const REQUESTS: u64 = 1 << 22;
 
 fn told(guest: &mut Guest, queue: usize, id: u32) {
     guest.send(queue, &id.to_le_bytes());
@@ -778,7 +779,8 @@ fn hints_need_a_driver_that_gives_them() {
     assert!(refused(&daemon).contains("no guest is connected"));
 }
 
-/// Whatever is offered and whatever of that is taken: each queue is where the driver has it.
+/// Whatever is offered and whatever of that is taken: each queue is where the driver has it. Host
+/// requests are there only beside page bitmaps.
 #[test]
 fn queues_are_where_the_driver_has_them() {
     let optional = [
@@ -786,14 +788,14 @@ fn queues_are_where_the_driver_has_them() {
         (HINT, "hint"),
         (REPORTING, "report"),
         (BITMAP, ""),
+        (REQUESTS, "request"),
     ];
-    for offered in 0..16u64 {
+    // Requests cannot be offered without bitmaps.
+    for offered in (0..32u64).filter(|set| set & 0b11000 != 0b10000) {
         let is = |set: u64, i: usize| set >> i & 1 == 1;
-        let names = ["stats", "free-page-hint", "reporting"];
-        let list: Vec<_> = (0..3)
-            .filter(|i| is(offered, *i))
-            .map(|i| names[i])
-            .collect();
+        let names = ["stats", "free-page-hint", "reporting", "", "host-request"];
+        let list = [0, 1, 2, 4].into_iter().filter(|i| is(offered, *i));
+        let list: Vec<_> = list.map(|i| names[i]).collect();
         let list = if list.is_empty() {
             "none".to_owned()
         } else {
@@ -806,7 +808,7 @@ fn queues_are_where_the_driver_has_them() {
         };
         let options = ["--features", &list, "--dialect", dialect];
         let mut guest = Guest::start(&options, 0);
-        for taken in (0..16u64).filter(|taken| taken & !offered == 0) {
+        for taken in (0..32u64).filter(|taken| taken & !offered == 0) {
             let features = optional.iter().enumerate();
             let features = features
                 .filter(|(i, _)| is(taken, *i))
@@ -814,9 +816,13 @@ fn queues_are_where_the_driver_has_them() {
             guest.start_driver(features.sum());
             let mut expected = vec!["inflate", "deflate"];
             expected.extend((0..3).filter(|i| is(taken, *i)).map(|i| optional[i].1));
+            if is(taken, 3) && is(taken, 4) {
+                expected.extend(["request", "answer"]);
+            }
             let before = guest.daemon.status();
             assert_eq!(before.frontend.queues, expected, "{offered:#b} {taken:#b}");
-            // Not only by name: an empty buffer is what each of them counts.
+            // Not only by name: an empty buffer is what each of them counts, but for that of
+            // requests, which keeps it.
             for queue in 0..expected.len() {
                 guest.post(queue, &[Piece::of(BUFFER, 0)]);
             }
@@ -828,9 +834,10 @@ fn queues_are_where_the_driver_has_them() {
                     c.stats_requests,
                     c.hint_requests,
                     c.report_requests,
+                    c.answers,
                 ]
             };
-            let there = ["inflate", "deflate", "stats", "hint", "report"];
+            let there = ["inflate", "deflate", "stats", "hint", "report", "answer"];
             let wanted: Vec<_> = std::iter::zip(there, count(&before))
                 .map(|(name, before)| before + u64::from(expected.contains(&name)))
                 .collect();
@@ -906,7 +913,7 @@ fn a_driver_comes_back_with_other_features() {
     let mut guest = Guest::start(&[], BITMAP);
     guest.fill();
     guest.send(0, &record(12, FIRST, &[1]));
-    for queue in 0..5 {
+    for queue in 0..8 {
         guest.frontend.get_vring_base(queue).expect("stopped");
     }
     assert!(!guest.daemon.status().frontend.driver);

@@ -6,6 +6,7 @@
 #[path = "../../balloon-wire/golden/reader.rs"]
 mod reader;
 
+use balloon_wire::logic::request::Answer;
 use balloon_wire::wire::{Announcement, VERSION};
 use reader::{load, unhex};
 use serde::Deserialize;
@@ -24,6 +25,9 @@ struct Example {
     #[serde(default)]
     runs: Vec<(u64, u64)>,
     field: Option<String>,
+    bytes: Option<String>,
+    id: Option<u32>,
+    status: Option<String>,
 }
 
 fn format(protocol: Protocol, page_shift: u32, max_bitmap_bytes: u32) -> Format {
@@ -81,6 +85,26 @@ fn pfn_arrays() {
         let request = [example.request.clone().expect("there is one")];
         check(&example, format(Protocol::PfnArray, 12, 4096), &request);
     }
+}
+
+#[test]
+fn answers() {
+    let mut parts = 0;
+    for example in load::<Example>(include_str!("../../balloon-wire/golden/answers.json")) {
+        if example.status.as_deref() != Some("Partial") {
+            continue;
+        }
+        let bytes = unhex(&example.bytes.expect("there are some"));
+        let id = example.id.expect("there is one");
+        let mut ranges = Ranges::default();
+        format(Protocol::PageBitmap, 12, 4096)
+            .read_answer(id, &bytes[Answer::LEN..], |r| assert!(ranges.push(r)))
+            .expect(&example.name);
+        let runs: Vec<_> = ranges.merge().iter().map(|r| (r.start, r.len())).collect();
+        assert_eq!(runs, example.runs, "{}", example.name);
+        parts += 1;
+    }
+    assert!(parts >= 2);
 }
 
 #[test]

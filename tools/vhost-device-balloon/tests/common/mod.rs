@@ -267,7 +267,7 @@ impl Guest {
             .collect();
         frontend.set_mem_table(&regions).expect("memory");
         self.queues.clear();
-        for index in 0..5 {
+        for index in 0..8 {
             let queue = Queue::new(&self.memory, index);
             self.start_queue(&queue);
             self.queues.push(queue);
