@@ -32,6 +32,8 @@ module: ## build build/kdir/virtio-balloon-rs.ko for any tree with Rust metadata
 	@test -e '$(KDIR)/Makefile' || { echo "KDIR=$(KDIR): no kernel build tree there" >&2; exit 2; }
 	@test -e '$(KDIR)/rust/libkernel.rmeta' || { \
 		echo "KDIR=$(KDIR): a kernel build tree without Rust metadata (rust/libkernel.rmeta)" >&2; exit 2; }
+	@for tool in $(or $(RUSTC),rustc) $(or $(BINDGEN),bindgen); do command -v $$tool >/dev/null || { \
+		echo "KDIR=$(KDIR): there is no $$tool on this machine; the one that built the kernel is needed" >&2; exit 2; }; done
 	@mkdir -p build/kdir
 	@$(kbuild) modules
 
