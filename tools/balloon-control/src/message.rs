@@ -96,6 +96,15 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
     },
+    /// Writes the memory of a guest that stands still into a new file. Answered by
+    /// [`Reply::SaveMemory`].
+    SaveMemory {
+        /// The file, as an absolute path of the daemon's.
+        path: String,
+        /// The request whose pages the guest holds; they are left out.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        id: Option<u32>,
+    },
     /// Turns the connection into a stream of [`Event`]s, the first of which tells the state now.
     Watch {},
     /// Sets the faults of a daemon that was started with `--fault`; for tests. Answered by
@@ -261,6 +270,17 @@ pub enum Reply {
         /// What it took.
         #[serde(flatten)]
         took: Took,
+    },
+    /// To [`Request::SaveMemory`].
+    SaveMemory {
+        /// Bytes written.
+        written_bytes: u64,
+        /// Bytes left out because the guest does not need them.
+        skipped_bytes: u64,
+        /// Bytes left out because they are zeros.
+        zero_bytes: u64,
+        /// How long it took, in milliseconds.
+        elapsed_ms: f64,
     },
     /// To [`Request::Fault`].
     Fault {

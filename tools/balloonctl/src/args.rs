@@ -118,6 +118,26 @@ pub(crate) enum Command {
         #[arg(long, value_name = "TIME", value_parser = timeout, default_value = "60s")]
         timeout: Duration,
     },
+    /// Write the guest's memory to a file, without what is free; the guest stands still meanwhile
+    Snapshot {
+        /// A new file: sparse, the byte at guest physical address A at offset A
+        file: PathBuf,
+        /// Stop the guest by this QMP socket of QEMU, and let it go on
+        #[arg(long, value_name = "SOCKET", conflicts_with = "stop")]
+        qmp: Option<PathBuf>,
+        /// Stop the guest by this shell command
+        #[arg(long, value_name = "COMMAND", requires = "go_on")]
+        stop: Option<String>,
+        /// Let it go on by this one
+        #[arg(long, value_name = "COMMAND", requires = "stop")]
+        go_on: Option<String>,
+        /// Write free memory as well, and do not ask the guest for it
+        #[arg(long)]
+        full: bool,
+        /// Wait no longer than this for the guest to name its free memory
+        #[arg(long, value_name = "TIME", value_parser = timeout, default_value = "60s")]
+        timeout: Duration,
+    },
     /// Tell each change as it happens
     Watch,
     /// Set the faults of a daemon started with --fault; none ends them

@@ -9,6 +9,7 @@ mod ask;
 mod map;
 mod progress;
 mod show;
+mod snapshot;
 mod timeout;
 
 use std::io::{self, Write as _};
@@ -26,6 +27,7 @@ use serde_json::json;
 
 use crate::args::{Args, Command, Hint};
 use crate::progress::Progress;
+use crate::snapshot::Machine;
 
 /// What scripts can tell from the exit status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,7 +43,12 @@ enum Status {
 enum Trouble {
     Client(ClientError),
     Output(io::Error),
-    File { path: PathBuf, error: io::Error },
+    File {
+        path: PathBuf,
+        error: io::Error,
+    },
+    /// The guest cannot be stopped or let go on.
+    Machine(String),
 }
 
 impl From<ClientError> for Trouble {
@@ -63,6 +70,10 @@ fn main() -> ExitCode {
         // Who reads has seen enough, as in `balloonctl watch | head`.
         Err(Trouble::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => Status::Done,
         Err(Trouble::Output(error)) => {
+            eprintln!("error: {error}");
+            Status::Failed
+        }
+        Err(Trouble::Machine(error)) => {
             eprintln!("error: {error}");
             Status::Failed
         }
@@ -178,6 +189,25 @@ fn run(args: &Args) -> Result<Status, Trouble> {
             let timeout_ms = Some(millis(*timeout));
             let reply = client.ask(&Request::Release { timeout_ms })?;
             Output::new(args, &mut out).reply(&reply)?;
+        }
+        Command::Snapshot {
+            file,
+            qmp,
+            stop,
+            go_on,
+            full,
+            timeout,
+        } => {
+            let machine = match (qmp, stop, go_on) {
+                (Some(socket), ..) => Machine::Qmp(socket),
+                (None, Some(stop), Some(go_on)) => Machine::Commands { stop, go_on },
+                _ => Machine::Stopped,
+            };
+            let taken = snapshot::take(&mut client, file, &machine, (!full).then_some(*timeout))?;
+            match args.json {
+                true => print_json(&mut out, &taken)?,
+                false => show::snapshot(&mut out, &taken)?,
+            }
         }
         Command::Watch => {
             for event in client.watch()? {

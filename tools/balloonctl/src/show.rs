@@ -10,6 +10,8 @@ use balloon_control::message::{
 };
 use balloon_control::size::human;
 
+use crate::snapshot::Taken;
+
 pub(crate) fn target(out: &mut impl Write, movement: &Movement) -> io::Result<()> {
     writeln!(
         out,
@@ -155,6 +157,17 @@ fn list(names: &[String]) -> String {
         [] => "none".to_owned(),
         names => names.join(","),
     }
+}
+
+pub(crate) fn snapshot(out: &mut impl Write, taken: &Taken) -> io::Result<()> {
+    writeln!(
+        out,
+        "{} written, {} free and {} of zeros left out; the guest stood still for {:.1} ms",
+        human(taken.written_bytes),
+        human(taken.skipped_bytes),
+        human(taken.zero_bytes),
+        taken.stopped_ms
+    )
 }
 
 /// What the guest said to what it was asked.

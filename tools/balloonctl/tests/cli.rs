@@ -244,6 +244,49 @@ fn free_pages_go_to_files() {
     assert_eq!(code, Some(2));
 }
 
+/// The guest is stopped and let go on, and has its pages back, even if nothing comes of it.
+#[test]
+fn a_snapshot_that_fails_leaves_the_guest_running() {
+    let daemon = Daemon::start();
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a path").to_owned();
+    let (image, log) = (path("image"), path("log"));
+    let (stop, go_on) = (format!("echo stop >>{log}"), format!("echo go >>{log}"));
+    let options = ["snapshot", &image, "--stop", &stop, "--go-on", &go_on];
+    let held = [(Status::Ok, Reason::None, &[0b11][..]), DONE];
+    let (code, out, err, asked) = daemon.ask(&options, &held);
+    // The daemon of this test has no guest memory.
+    assert_eq!((code, out.as_str()), (Some(1), ""));
+    assert!(err.contains("no guest is connected"), "{err}");
+    let commands: Vec<_> = asked.iter().map(|a| (a.command, a.flags)).collect();
+    assert_eq!(commands, [(3, 1), (4, 0)]);
+    assert_eq!(
+        std::fs::read_to_string(&log).expect("written"),
+        "stop\ngo\n"
+    );
+    assert!(!std::path::Path::new(&image).exists());
+
+    // A guest that refuses is not stopped.
+    std::fs::remove_file(&log).expect("removed");
+    let no = (Status::Refused, Reason::NoMemory, &[][..]);
+    let (code, ..) = daemon.ask(&options, &[no]);
+    assert_eq!(code, Some(1));
+    assert!(!std::path::Path::new(&log).exists());
+    // One that cannot be stopped is not written.
+    let options = ["snapshot", &image, "--stop", "false", "--go-on", "true"];
+    let (code, _, err, _) = daemon.ask(&options, &held);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("'false' failed"), "{err}");
+    for (options, part) in [
+        (&["snapshot", &image][..], "cannot say what is free"),
+        (&["snapshot", &image, "--qmp", &path("none")], "QEMU at"),
+    ] {
+        let (code, _, err, _) = daemon.ask(options, if part == "QEMU at" { &held } else { &[] });
+        assert_eq!(code, Some(1));
+        assert!(err.contains(part), "{err}");
+    }
+}
+
 #[test]
 fn a_target_after_dropping_caches() {
     let daemon = Daemon::start();

@@ -38,6 +38,8 @@ pub const COMMANDS: u32 = {
 
 /// How long the guest may take to end what it is doing.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long the device's thread may take to look at the answers that are there.
+const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How often whoever waits looks whether that is still wanted.
 const LOOK: Duration = Duration::from_millis(200);
 /// Requests without an answer that are remembered.
@@ -237,6 +239,9 @@ struct Inner {
     held: Option<Held>,
     named: Option<Arc<Named>>,
     last: Option<AskedStatus>,
+    /// How often all answers that are there were wanted, and how often they were taken since.
+    drains: u64,
+    drained: u64,
 }
 
 /// All requests to one guest after the other.
@@ -479,6 +484,48 @@ impl Asks {
         let result = lock(&self.inner).answer(&answer, records, format, ram);
         self.changed.notify_all();
         result
+    }
+
+    /// Takes all answers that the guest has made available before this was called.
+    ///
+    /// # Errors
+    ///
+    /// If the driver goes away, or the device's thread has more to do than it can in some seconds.
+    pub fn drain(&self, wake: impl Fn()) -> Result<(), AskError> {
+        let mut inner = lock(&self.inner);
+        inner.drains += 1;
+        let wanted = inner.drains;
+        drop(inner);
+        wake();
+        let mut patience = Patience {
+            until: Instant::now().checked_add(DRAIN_PATIENCE),
+            unwanted: &mut || false,
+        };
+        let mut inner = lock(&self.inner);
+        while inner.drained < wanted {
+            if !inner.ready {
+                return Err(AskError::Gone);
+            }
+            inner = self.sleep(inner, &mut patience, true)?;
+        }
+        Ok(())
+    }
+
+    /// How often answers were wanted so far; to be told to [`Asks::drained`] when they are taken.
+    pub fn drains(&self) -> u64 {
+        lock(&self.inner).drains
+    }
+
+    /// All answers are taken that were there when `drains` was looked at.
+    pub fn drained(&self, drains: u64) {
+        lock(&self.inner).drained = drains;
+        self.changed.notify_all();
+    }
+
+    /// Whether the guest holds the pages that request `id` named, by what it has said so far.
+    pub fn holds(&self, id: u32) -> bool {
+        let held = lock(&self.inner).held;
+        held.is_some_and(|held| held.id == id && held.ended.is_none())
     }
 
     /// The pages that were named last.

@@ -3,8 +3,11 @@
 //! The control socket: line-delimited JSON, a thread for each connection.
 
 use std::collections::BTreeMap;
+use std::fs::OpenOptions;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
@@ -190,6 +193,7 @@ impl Connection {
                     self.answer(self.free_page_map(id, from))?
                 }
                 Ok(Request::Release { timeout_ms }) => self.ask(Question::Release, timeout_ms)?,
+                Ok(Request::SaveMemory { path, id }) => self.answer(self.save_memory(&path, id))?,
                 Ok(Request::Fault { set }) => self.answer(self.fault(&set))?,
             }
         }
@@ -313,6 +317,38 @@ impl Connection {
             Ok(answered) => self.answer(Ok(told(question, &answered))),
             Err(AskError::Unwanted) => Err(io::ErrorKind::ConnectionAborted.into()),
             Err(error) => self.answer(Err(fail(code(&error), error.to_string()))),
+        }
+    }
+
+    /// Writes the guest's memory into a new file.
+    fn save_memory(&self, path: &str, id: Option<u32>) -> Result<Reply, Failure> {
+        let path = Path::new(path);
+        if !path.is_absolute() {
+            let text = "the path of an image has to be an absolute one";
+            return Err(fail(FailureCode::BadValue, text));
+        }
+        let begun = Instant::now();
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(path)
+            .map_err(|e| {
+                let text = format!("{} cannot be made: {e}", path.display());
+                fail(FailureCode::Failed, text)
+            })?;
+        match self.state.save_memory(id, &file) {
+            Ok(written) => Ok(Reply::SaveMemory {
+                written_bytes: written.data,
+                skipped_bytes: written.skipped,
+                zero_bytes: written.zeros,
+                elapsed_ms: begun.elapsed().as_micros() as f64 / 1000.0,
+            }),
+            Err(error) => {
+                // Half an image is none.
+                let _ = std::fs::remove_file(path);
+                Err(fail(FailureCode::Failed, error.to_string()))
+            }
         }
     }
 
@@ -535,8 +571,8 @@ fn parse(line: &[u8]) -> Result<Request, Failure> {
             "the request is not understood: {e}; allowed are target (size, force), wait \
              (timeout_ms), status (stats), watch, free-page-hint (action, wait, timeout_ms), \
              drop-caches (page_cache, slab, until, timeout_ms), compact (timeout_ms), free-pages \
-             (balloon, hold, hold_ms, timeout_ms), free-page-map (id, from), release (timeout_ms) \
-             and fault (set)"
+             (balloon, hold, hold_ms, timeout_ms), free-page-map (id, from), release \
+             (timeout_ms), save-memory (path, id) and fault (set)"
         ))
     })
 }

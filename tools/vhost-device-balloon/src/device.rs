@@ -557,6 +557,13 @@ impl Device {
         if let Some((queue, vring)) = queue.and_then(|q| Some((q, vrings.get(q)?))) {
             self.send(queue, vring);
         }
+        // Its kick may not have come yet.
+        let drains = self.state.asks.drains();
+        let queue = roles(acked, self.state.settings.dialect).position(|r| r == Role::Answer);
+        if let Some((queue, vring)) = queue.and_then(|q| Some((q, vrings.get(q)?))) {
+            self.serve(queue, vring);
+        }
+        self.state.asks.drained(drains);
     }
 
     /// Forgets the buffers it keeps, of one queue or of all.
@@ -611,6 +618,10 @@ impl Session for Device {
     fn poll_stats(&self) {
         self.stats_wanted.store(true, Ordering::Relaxed);
         self.wake();
+    }
+
+    fn ram(&self) -> Arc<Ram> {
+        Arc::clone(&lock(&self.worker).ram)
     }
 
     fn look(&self) {

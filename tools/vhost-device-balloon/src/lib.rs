@@ -28,6 +28,7 @@ pub mod device;
 pub mod fault;
 pub mod features;
 pub mod hint;
+pub mod image;
 pub mod page_set;
 pub mod ram;
 pub mod ranges;

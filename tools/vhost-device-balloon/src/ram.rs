@@ -4,11 +4,12 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::AsRawFd as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use balloon_control::message::{MemoryStatus, RegionStatus};
-use rustix::fs::{FallocateFlags, FileType, fallocate, fstat, fstatfs};
+use rustix::fs::{FallocateFlags, FileType, SeekFrom, fallocate, fstat, fstatfs, seek};
 use vm_memory::{
     Address as _, GuestAddress, GuestMemoryBackend as _, GuestMemoryMmap, GuestMemoryRegion as _,
 };
@@ -180,6 +181,47 @@ impl Ram {
         regions
             .map(move |region| range.and(region.range))
             .take_while(|part| !part.is_empty())
+    }
+
+    /// All guest memory, region by region.
+    pub fn ranges(&self) -> impl Iterator<Item = Range> + '_ {
+        self.regions.iter().map(|region| region.range)
+    }
+
+    /// The first part of a range within one region that the host has allocated, or an empty one at
+    /// its end. What is before that reads as zeros.
+    pub fn data(&self, range: Range) -> Range {
+        let none = Range {
+            start: range.end,
+            end: range.end,
+        };
+        let region = self.regions.iter().find(|region| {
+            let within = range.and(region.range);
+            within == range
+        });
+        let Some((region, (file, offset))) = region.and_then(|r| Some((r, r.file.as_ref()?)))
+        else {
+            return range;
+        };
+        let to_file = |addr: u64| addr - region.range.start + offset;
+        let to_guest = |at: u64| at.saturating_sub(*offset) + region.range.start;
+        // On a description of our own: the position of the other is the frontend's.
+        let Ok(file) = File::open(format!("/proc/self/fd/{}", file.as_raw_fd())) else {
+            return range;
+        };
+        let start = match seek(&file, SeekFrom::Data(to_file(range.start))) {
+            Ok(at) => to_guest(at),
+            Err(rustix::io::Errno::NXIO) => return none,
+            Err(_) => return range,
+        };
+        if start >= range.end {
+            return none;
+        }
+        let end = seek(&file, SeekFrom::Hole(to_file(start))).map_or(range.end, to_guest);
+        Range {
+            start,
+            end: end.min(range.end),
+        }
     }
 
     /// Looks how much of merged ranges is guest memory.

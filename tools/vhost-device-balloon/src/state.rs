@@ -5,6 +5,8 @@
 //! Lock order: nothing else is locked while [`State`]'s own lock is held, but for that of [`Asks`];
 //! and no system call that waits for the frontend is made under it.
 
+use std::fs::File;
+use std::io;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -21,7 +23,8 @@ use crate::counters::Tally;
 use crate::fault::Faults;
 use crate::features::{Dialect, Features, Protocol, requests, roles};
 use crate::hint::{Hinting, Told};
-use crate::ram::Prefetch;
+use crate::image::{self, Written};
+use crate::ram::{Prefetch, Ram};
 use crate::refusal::{Complaints, Refusal};
 
 /// Locks; a thread that panicked cannot have left more than a wrong number behind.
@@ -42,6 +45,23 @@ pub struct Settings {
     pub prefetch: Prefetch,
 }
 
+/// Why there is no image of memory.
+#[derive(Debug, thiserror::Error)]
+pub enum SaveError {
+    /// Nobody is connected.
+    #[error("no guest is connected")]
+    NoGuest,
+    /// The guest has given up the pages, or never held them.
+    #[error("the guest does not hold the free pages of request {0} any more")]
+    NotHeld(u32),
+    /// It cannot be asked.
+    #[error(transparent)]
+    Guest(AskError),
+    /// The system refuses.
+    #[error("the image cannot be written: {0}")]
+    Io(#[from] io::Error),
+}
+
 /// What can be done to the device of a session from outside its thread.
 pub trait Session: Send + Sync {
     /// Tells the guest that config space changed.
@@ -55,6 +75,8 @@ pub trait Session: Send + Sync {
     /// Has a look at whether withheld requests may go, and whether the guest is to be asked for
     /// something.
     fn look(&self);
+    /// The guest's memory.
+    fn ram(&self) -> Arc<Ram>;
 }
 
 /// What a watcher or waiter sees of the state, at one instant.
@@ -323,6 +345,43 @@ impl State {
         let answered = self.asks.ask(question, wake, patience);
         self.asked();
         answered
+    }
+
+    /// Writes the memory of a guest that stands still into an empty file. The pages that request `id`
+    /// has the guest hold are left out.
+    ///
+    /// # Errors
+    ///
+    /// If there is no guest, it does not hold these pages all the time, or the file cannot be written.
+    pub fn save_memory(&self, id: Option<u32>, file: &File) -> Result<Written, SaveError> {
+        let session = self.session().ok_or(SaveError::NoGuest)?;
+        let nothing = Arc::default();
+        let named = match id {
+            None => nothing,
+            Some(id) => {
+                self.holds(&session, id)?;
+                let named = self.asks.named().filter(|named| named.id == id);
+                named.ok_or(SaveError::NotHeld(id))?
+            }
+        };
+        let written = image::write(&session.ram(), &named.set, file)?;
+        file.sync_all()?;
+        if let Some(id) = id {
+            // If the guest did not stand still after all, it may have given them up.
+            self.holds(&session, id)?;
+        }
+        Ok(written)
+    }
+
+    /// Makes sure that the guest holds the pages of request `id`, and has not said otherwise.
+    fn holds(&self, session: &Arc<dyn Session>, id: u32) -> Result<(), SaveError> {
+        self.asks
+            .drain(|| session.look())
+            .map_err(SaveError::Guest)?;
+        match self.asks.holds(id) {
+            true => Ok(()),
+            false => Err(SaveError::NotHeld(id)),
+        }
     }
 
     /// What the guest is asked, or its answer, is news.

@@ -520,6 +520,12 @@ fn pages_are_held_and_released() {
             other => panic!("{other:?}"),
         }
     }
+    // What did not come to its end is not held.
+    let waiting = ask(&guest, hold.clone());
+    let asked = take(&mut guest);
+    say(&mut guest, &answer(&asked, Status::Cancelled, 0, 0));
+    refused(waiting.join().expect("no panic"));
+    assert_eq!(held(&guest), None);
     assert_eq!(guest.daemon.status().counters.errors, 0);
     let both = Request::FreePages {
         balloon: true,
@@ -638,4 +644,128 @@ fn faults() {
     fault(&guest, &[]);
     assert_eq!(guest.used(ANSWER), (0, 0));
     until("all is quiet", || guest.none_used_now(REQUEST));
+}
+
+/// Has the guest hold two pages. Returns the request.
+fn hold_two(guest: &mut Guest) -> Asked {
+    let request = Request::FreePages {
+        balloon: false,
+        hold: true,
+        hold_ms: None,
+        timeout_ms: None,
+    };
+    let waiting = ask(guest, request);
+    let asked = take(guest);
+    let part = answer(&asked, Status::Partial, 2, 0);
+    say_part(guest, &part, &[(12, FIRST, &[0b101])]);
+    say(guest, &answer(&asked, Status::Ok, 2, 1));
+    waiting.join().expect("no panic").expect("an answer");
+    asked
+}
+
+#[test]
+fn an_image_has_all_memory_but_what_is_held() {
+    let mut guest = start(&[]);
+    guest.fill();
+    // A hole in guest memory, and zeros that are there.
+    guest.send(0, &common::record(12, FIRST + 100, &[1]));
+    let zeros = vec![0; 3 * PAGE as usize];
+    let at = GuestAddress(FREE + 200 * PAGE);
+    guest.memory.write_slice(&zeros, at).expect("ram");
+    let held = hold_two(&mut guest);
+    let path = guest.daemon.dir.path().join("image");
+    let save = |id| Request::SaveMemory {
+        path: path.to_str().expect("a path").to_owned(),
+        id,
+    };
+    let mut client = guest.daemon.client();
+    let reply = client.ask(&save(Some(held.id))).expect("an image");
+    let Reply::SaveMemory {
+        written_bytes,
+        skipped_bytes,
+        zero_bytes,
+        ..
+    } = reply
+    else {
+        panic!("{reply:?}");
+    };
+    assert_eq!(skipped_bytes, 2 * PAGE);
+    assert_eq!(
+        written_bytes + skipped_bytes + zero_bytes,
+        (32 << 20) + (8 << 20)
+    );
+    assert!(zero_bytes >= 4 * PAGE);
+    let check = |skipped: &[u64]| {
+        let image = std::fs::File::open(&path).expect("written");
+        let stat = image.metadata().expect("a file");
+        assert_eq!(stat.len(), HIGH + (8 << 20));
+        let (mut saved, mut now) = ([0; PAGE as usize], [0; PAGE as usize]);
+        for page in (0..32 << 20)
+            .chain(HIGH..HIGH + (8 << 20))
+            .step_by(PAGE as usize)
+        {
+            use std::os::unix::fs::FileExt as _;
+            image.read_exact_at(&mut saved, page).expect("there");
+            let there = guest.memory.read_slice(&mut now, GuestAddress(page));
+            there.expect("ram");
+            match skipped.contains(&page) {
+                true => assert!(saved.iter().all(|b| *b == 0), "{page:#x} is there"),
+                // The queues go on being used.
+                false => assert!(saved == now || page < FREE, "{page:#x} differs"),
+            }
+        }
+        use std::os::unix::fs::MetadataExt as _;
+        stat.blocks() * 512
+    };
+    let size = check(&[FREE, FREE + 2 * PAGE]);
+    assert_eq!(size / PAGE, written_bytes / PAGE, "the rest is holes");
+    // It is not written over.
+    let failure = refused(client.ask(&save(None)));
+    assert!(
+        failure.message.contains("cannot be made: File exists"),
+        "{failure:?}"
+    );
+    std::fs::remove_file(&path).expect("removed");
+    let reply = client.ask(&save(None)).expect("a full one");
+    assert!(matches!(
+        reply,
+        Reply::SaveMemory {
+            skipped_bytes: 0,
+            ..
+        }
+    ));
+    check(&[]);
+}
+
+#[test]
+fn an_image_is_given_up_when_the_guest_has_not_held_still() {
+    let mut guest = start(&[]);
+    let path = guest.daemon.dir.path().join("image");
+    let save = |id| Request::SaveMemory {
+        path: path.to_str().expect("a path").to_owned(),
+        id: Some(id),
+    };
+    let asked = hold_two(&mut guest);
+    let mut client = guest.daemon.client();
+    let failure = refused(client.ask(&save(asked.id + 1)));
+    assert!(failure.message.contains("does not hold"), "{failure:?}");
+    assert!(!path.exists());
+    // It has said so, but nobody has looked: there is no kick.
+    let ended = answer(&asked, Status::HoldEnded, 2, 0);
+    let at = guest.place(&ended.encode());
+    guest.queues[ANSWER].push(&guest.memory, &[Piece::of(at, 32)]);
+    let failure = refused(client.ask(&save(asked.id)));
+    assert!(failure.message.contains("does not hold"), "{failure:?}");
+    assert!(!path.exists());
+    assert_eq!(guest.used(ANSWER), (0, 0));
+    let relative = Request::SaveMemory {
+        path: "image".to_owned(),
+        id: None,
+    };
+    assert_eq!(refused(client.ask(&relative)).code, FailureCode::BadValue);
+    let nowhere = Request::SaveMemory {
+        path: "/nowhere/image".to_owned(),
+        id: None,
+    };
+    assert_eq!(refused(client.ask(&nowhere)).code, FailureCode::Failed);
 }

@@ -500,6 +500,7 @@ fn the_document_has_it_all() {
         "free-pages",
         "free-page-map",
         "release",
+        "save-memory",
         "watch",
         "fault",
     ] {

@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! Memory of a guest in a file, without what is free.
+//!
+//! The guest holds its free pages, then it is stopped, then its memory is written, then it goes on and
+//! releases them. The daemon makes sure that they were held when it stood still.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::{Duration, Instant};
+
+use balloon_control::Client;
+use balloon_control::client::ClientError;
+use balloon_control::message::{Reply, Request};
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::{Trouble, millis};
+
+/// How long the guest is to hold its free pages at most; it is given up if that is not enough.
+const HOLD: Duration = Duration::from_secs(600);
+/// How long QEMU may take to answer.
+const QMP_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// How the guest is stopped.
+pub(crate) enum Machine<'a> {
+    /// By QEMU.
+    Qmp(&'a PathBuf),
+    /// By shell commands.
+    Commands {
+        /// Stops it.
+        stop: &'a str,
+        /// Lets it go on.
+        go_on: &'a str,
+    },
+    /// It is, by whoever runs this.
+    Stopped,
+}
+
+/// What was taken.
+#[derive(Debug, Serialize)]
+pub(crate) struct Taken {
+    pub(crate) written_bytes: u64,
+    pub(crate) skipped_bytes: u64,
+    pub(crate) zero_bytes: u64,
+    pub(crate) stopped_ms: f64,
+}
+
+/// Takes a snapshot. With `free`, of what is not free; the guest may take so long to say what that is.
+pub(crate) fn take(
+    client: &mut Client,
+    file: &Path,
+    machine: &Machine<'_>,
+    free: Option<Duration>,
+) -> Result<Taken, Trouble> {
+    let path = std::path::absolute(file)?;
+    let path = path
+        .to_str()
+        .ok_or_else(|| Trouble::Machine(format!("{} is not UTF-8", file.display())))?;
+    let id = match free {
+        None => None,
+        Some(_) if matches!(machine, Machine::Stopped) => {
+            let text = "a guest that stands still cannot say what is free: let it run, and say how to \
+                        stop it (--qmp, or --stop and --go-on); or write everything (--full)";
+            return Err(Trouble::Machine(text.to_owned()));
+        }
+        Some(timeout) => Some(hold(client, timeout)?),
+    };
+    let saved = save(client, path, machine, id);
+    // Whatever came of it, the guest is to have its memory back.
+    let released = match id {
+        None => Ok(()),
+        Some(_) => {
+            let timeout_ms = free.map(millis);
+            client.ask(&Request::Release { timeout_ms }).map(drop)
+        }
+    };
+    let taken = saved?;
+    released?;
+    Ok(taken)
+}
+
+fn hold(client: &mut Client, timeout: Duration) -> Result<u32, ClientError> {
+    let request = Request::FreePages {
+        balloon: false,
+        hold: true,
+        hold_ms: Some(millis(HOLD)),
+        timeout_ms: Some(millis(timeout)),
+    };
+    match client.ask(&request)? {
+        Reply::FreePages { id, .. } => Ok(id),
+        other => Err(ClientError::Answer(format!("{other:?}"))),
+    }
+}
+
+fn save(
+    client: &mut Client,
+    path: &str,
+    machine: &Machine<'_>,
+    id: Option<u32>,
+) -> Result<Taken, Trouble> {
+    let begun = Instant::now();
+    machine.set(false)?;
+    let request = Request::SaveMemory {
+        path: path.to_owned(),
+        id,
+    };
+    let reply = client.ask(&request);
+    machine.set(true)?;
+    match reply? {
+        Reply::SaveMemory {
+            written_bytes,
+            skipped_bytes,
+            zero_bytes,
+            ..
+        } => Ok(Taken {
+            written_bytes,
+            skipped_bytes,
+            zero_bytes,
+            stopped_ms: begun.elapsed().as_micros() as f64 / 1000.0,
+        }),
+        other => Err(ClientError::Answer(format!("{other:?}")).into()),
+    }
+}
+
+impl Machine<'_> {
+    /// Lets the guest run, or stops it.
+    fn set(&self, run: bool) -> Result<(), Trouble> {
+        let done = match self {
+            Self::Stopped => Ok(()),
+            Self::Qmp(socket) => qmp(socket, if run { "cont" } else { "stop" })
+                .map_err(|e| format!("QEMU at {}: {e}", socket.display())),
+            Self::Commands { stop, go_on } => shell(if run { go_on } else { stop }),
+        };
+        done.map_err(Trouble::Machine)
+    }
+}
+
+fn shell(command: &str) -> Result<(), String> {
+    match Command::new("sh").arg("-c").arg(command).status() {
+        Ok(status) if status.success() => Ok(()),
+        Ok(status) => Err(format!("'{command}' failed: {status}")),
+        Err(error) => Err(format!("'{command}' cannot be run: {error}")),
+    }
+}
+
+/// Has QEMU carry out a command without arguments.
+fn qmp(socket: &Path, command: &str) -> Result<(), String> {
+    let text = |e: std::io::Error| e.to_string();
+    let stream = UnixStream::connect(socket).map_err(text)?;
+    stream.set_read_timeout(Some(QMP_TIMEOUT)).map_err(text)?;
+    let mut lines = BufReader::new(&stream).lines();
+    // It greets first.
+    lines
+        .next()
+        .ok_or("it closed the connection")?
+        .map_err(text)?;
+    for command in ["qmp_capabilities", command] {
+        writeln!(&stream, "{}", json!({ "execute": command })).map_err(text)?;
+        loop {
+            let line = lines.next().ok_or("it closed the connection")?;
+            let answer: Value = serde_json::from_str(&line.map_err(text)?)
+                .map_err(|e| format!("its answer is not understood: {e}"))?;
+            if let Some(error) = answer.get("error") {
+                return Err(format!("{command} is refused: {error}"));
+            }
+            // Events come in between.
+            if answer.get("return").is_some() {
+                break;
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: GPL-2.0 OR Apache-2.0
+
+//! Writes guest memory down: a sparse file in which the byte at guest physical address A is at
+//! offset A. Pages that need not be kept, and pages of zeros, are holes.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+
+use vm_memory::{Bytes as _, GuestAddress};
+
+use crate::page_set::PageSet;
+use crate::ram::Ram;
+use crate::ranges::Range;
+
+/// What is read at a time.
+const PIECE: u64 = 1 << 20;
+/// What is a hole if it is all zeros: a page of most file systems.
+const GRAIN: usize = 4096;
+
+/// What is in an image.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Written {
+    /// Bytes written.
+    pub data: u64,
+    /// Bytes left out because nobody needs them.
+    pub skipped: u64,
+    /// Bytes left out because they are zeros.
+    pub zeros: u64,
+}
+
+/// Writes all of `ram` into an empty file, but for the pages in `skip`.
+///
+/// # Errors
+///
+/// As reading memory and writing files.
+pub fn write(ram: &Ram, skip: &PageSet, file: &File) -> io::Result<Written> {
+    let mut image = Image {
+        ram,
+        file,
+        buffer: Vec::new(),
+        written: Written::default(),
+    };
+    let mut end = 0;
+    for region in ram.ranges() {
+        let mut at = region.start;
+        for skipped in skip.ranges(region.start) {
+            let skipped = skipped.and(region);
+            if skipped.is_empty() {
+                break;
+            }
+            image.copy(Range {
+                start: at,
+                end: skipped.start,
+            })?;
+            image.written.skipped += skipped.len();
+            at = skipped.end;
+        }
+        image.copy(Range {
+            start: at,
+            end: region.end,
+        })?;
+        end = region.end;
+    }
+    // The last pages may be a hole.
+    file.set_len(end)?;
+    Ok(image.written)
+}
+
+struct Image<'a> {
+    ram: &'a Ram,
+    file: &'a File,
+    buffer: Vec<u8>,
+    written: Written,
+}
+
+impl Image<'_> {
+    /// Copies a range of memory, but for what the host has not allocated: that is zeros.
+    fn copy(&mut self, range: Range) -> io::Result<()> {
+        let mut at = range.start;
+        while at < range.end {
+            let rest = Range {
+                start: at,
+                end: range.end,
+            };
+            let data = self.ram.data(rest);
+            self.written.zeros += data.start.min(range.end) - at;
+            at = data.start;
+            while at < data.end {
+                let len = PIECE.min(data.end - at);
+                self.copy_piece(at, len)?;
+                at += len;
+            }
+        }
+        Ok(())
+    }
+
+    fn copy_piece(&mut self, at: u64, len: u64) -> io::Result<()> {
+        self.buffer.resize(len as usize, 0);
+        self.ram
+            .memory()
+            .read_slice(&mut self.buffer, GuestAddress(at))
+            .map_err(io::Error::other)?;
+        let Self {
+            file,
+            buffer,
+            written,
+            ..
+        } = self;
+        let is_zero = |grain: &&[u8]| grain.iter().all(|byte| *byte == 0);
+        let mut grains = buffer.chunks(GRAIN).peekable();
+        let mut from = 0;
+        while let Some(first) = grains.next() {
+            let zero = is_zero(&first);
+            let mut to = from + first.len();
+            while let Some(grain) = grains.next_if(|grain| is_zero(grain) == zero) {
+                to += grain.len();
+            }
+            if zero {
+                written.zeros += (to - from) as u64;
+            } else {
+                let bytes = buffer.get(from..to).unwrap_or_default();
+                file.write_all_at(bytes, at + from as u64)?;
+                written.data += bytes.len() as u64;
+            }
+            from = to;
+        }
+        Ok(())
+    }
+}
