@@ -18,6 +18,7 @@ mod pm_test;
 mod pressure;
 mod proof;
 mod qemu;
+mod snapshot;
 
 use anyhow::Result;
 
@@ -105,6 +106,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         lifecycle::SCENARIOS,
         pressure::SCENARIOS,
         hint::SCENARIOS,
+        snapshot::SCENARIOS,
         hostile::SCENARIOS,
         kunit::SCENARIOS,
         debug::SCENARIOS,
