@@ -9,13 +9,14 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use balloon_control::message::{GuestStats, HintAction, HintStatus, SizeField};
+use balloon_control::message::{GuestStats, HintAction, HintStatus, Reply, Request, SizeField};
 use balloon_control::{Client, Status};
 
 use crate::machine::qemu;
 use crate::paths;
 use crate::process::{Process, bound, poll};
 use crate::qmp::Qmp;
+use crate::size::PAGE;
 
 /// The name of the vhost-user socket of the daemon with this number in the run folder.
 pub fn socket(number: usize) -> String {
@@ -267,6 +268,28 @@ impl Daemon {
     /// If the guest does not hint.
     pub fn hint_round(&self, timeout: Duration) -> Result<HintStatus> {
         Ok(self.client()?.free_page_hint_round(Some(timeout))?)
+    }
+
+    /// Asks it, or the guest through it, for something.
+    ///
+    /// # Errors
+    ///
+    /// If the daemon is gone, or it or the guest refuses.
+    pub fn ask(&self, request: &Request) -> Result<Reply> {
+        Ok(self.client()?.ask(request)?)
+    }
+
+    /// The runs of free pages that the guest named last, as frame and number of pages.
+    ///
+    /// # Errors
+    ///
+    /// If the daemon is gone, or does not know them any more.
+    pub fn free_page_runs(&self, id: u32) -> Result<Vec<(u64, u64)>> {
+        let runs = self.client()?.free_page_runs(id)?;
+        Ok(runs
+            .into_iter()
+            .map(|(address, bytes)| (address / PAGE, bytes / PAGE))
+            .collect())
     }
 
     /// Plays these faults from now on, and none of those before.

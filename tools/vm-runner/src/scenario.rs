@@ -19,6 +19,7 @@ mod pressure;
 mod proof;
 mod qemu;
 mod snapshot;
+mod requests;
 
 use anyhow::Result;
 
@@ -108,6 +109,7 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         hint::SCENARIOS,
         snapshot::SCENARIOS,
         hostile::SCENARIOS,
+        requests::SCENARIOS,
         kunit::SCENARIOS,
         debug::SCENARIOS,
         offline::SCENARIOS,

@@ -17,7 +17,8 @@ const USAGE: &str = "usage: vbrs-guest agent TTY
        vbrs-guest check FILE SIZE SEED EVERY   compare these words
        vbrs-guest hog SIZE FILE          hold SIZE bytes; FILE appears; until FILE is removed
        vbrs-guest churn SIZE FILE        write, check and free memory; FILE appears; until FILE is removed
-       vbrs-guest fragment FILE SIZE     write SIZE bytes, then free every other page of them";
+       vbrs-guest fragment FILE SIZE     write SIZE bytes, then free every other page of them
+       vbrs-guest pages FLAGS            the runs of pages of which the kernel says one of FLAGS";
 
 fn main() -> ExitCode {
     match run() {
@@ -51,6 +52,12 @@ fn run() -> Result<()> {
             Ok(())
         }
         ["fragment", file, bytes] => memory::fragment(Path::new(file), size::parse(bytes)?),
+        ["pages", flags] => {
+            for (first, count) in memory::pages(flags.parse()?)? {
+                println!("{first} {count}");
+            }
+            Ok(())
+        }
         _ => bail!("{USAGE}"),
     }
 }

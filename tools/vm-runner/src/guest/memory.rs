@@ -273,6 +273,36 @@ pub fn fragment(path: &Path, bytes: u64) -> Result<()> {
     Ok(())
 }
 
+/// The runs of page frames of which `/proc/kpageflags` says one of `flags`: the first one, and how many.
+///
+/// # Errors
+///
+/// If it cannot be read.
+pub fn pages(flags: u64) -> Result<Vec<(u64, u64)>> {
+    const WORD: usize = size_of::<u64>();
+
+    let mut file = File::open("/proc/kpageflags").context("open /proc/kpageflags")?;
+    let mut chunk = vec![0; CHUNK];
+    let mut runs: Vec<(u64, u64)> = Vec::new();
+    let mut pfn = 0;
+    loop {
+        let n = file.read(&mut chunk).context("read /proc/kpageflags")?;
+        if n == 0 {
+            return Ok(runs);
+        }
+        ensure!(n % WORD == 0, "/proc/kpageflags gives {n} bytes at a time");
+        for word in chunk[..n].chunks_exact(WORD) {
+            if u64::from_ne_bytes(word.try_into()?) & flags != 0 {
+                match runs.last_mut() {
+                    Some((first, count)) if *first + *count == pfn => *count += 1,
+                    _ => runs.push((pfn, 1)),
+                }
+            }
+            pfn += 1;
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
