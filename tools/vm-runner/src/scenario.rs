@@ -18,8 +18,8 @@ mod pm_test;
 mod pressure;
 mod proof;
 mod qemu;
-mod snapshot;
 mod requests;
+mod snapshot;
 
 use anyhow::Result;
 
