@@ -230,6 +230,8 @@ struct Held {
 struct Inner {
     /// Whether the driver takes requests.
     ready: bool,
+    /// Where the answer queue was stopped, if it is.
+    suspended: Option<u16>,
     /// Whether somebody is asking.
     busy: bool,
     id: u32,
@@ -269,8 +271,35 @@ impl Asks {
         inner.unsent.clear();
         inner.open.clear();
         inner.held = None;
+        inner.suspended = None;
         drop(inner);
         self.changed.notify_all();
+    }
+
+    /// A driver takes the device. If the queues were only stopped it may be the one that was there.
+    pub fn begin(&self, ready: bool) {
+        let suspended = lock(&self.inner).suspended.is_some();
+        if !(ready && suspended) {
+            self.reset(ready);
+        }
+    }
+
+    /// The answer queue is stopped, at this place; all answers are taken.
+    pub fn suspend(&self, next: u16) {
+        lock(&self.inner).suspended = Some(next);
+        self.changed.notify_all();
+    }
+
+    /// Queues are looked at again, the answer queue from this place on. A driver that is new begins
+    /// at 0.
+    pub fn resume(&self, next: Option<u16>) {
+        let Some(suspended) = lock(&self.inner).suspended else {
+            return;
+        };
+        match next {
+            Some(next) if next != 0 && next == suspended => lock(&self.inner).suspended = None,
+            next => self.reset(next.is_some()),
+        }
     }
 
     /// Asks the guest and waits for its last word. `wake` makes the device's thread look for what is
@@ -502,7 +531,8 @@ impl Asks {
             unwanted: &mut || false,
         };
         let mut inner = lock(&self.inner);
-        while inner.drained < wanted {
+        // Of a queue that is stopped all were taken.
+        while inner.drained < wanted && inner.suspended.is_none() {
             if !inner.ready {
                 return Err(AskError::Gone);
             }

@@ -11,7 +11,7 @@
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ use balloon_control::message::GuestStats;
 use tracing::{debug, error, info, warn};
 use vhost::vhost_user::Backend;
 use vhost::vhost_user::message::VhostUserProtocolFeatures;
-use vhost_user_backend::{VhostUserBackend, VringState, VringT as _};
+use vhost_user_backend::{VhostUserBackend, VringState, VringT};
 use virtio_queue::{DescriptorChain, QueueT as _};
 use vm_memory::{
     Bytes as _, GuestAddress, GuestAddressSpace as _, GuestMemoryAtomic, GuestMemoryMmap,
@@ -73,6 +73,8 @@ pub struct Device {
     stopping: AtomicBool,
     stats_wanted: AtomicBool,
     wake: (EventConsumer, EventNotifier),
+    /// The queues, as soon as there was an event.
+    vrings: OnceLock<Vec<Vring>>,
 }
 
 /// What the device's thread works with.
@@ -105,6 +107,7 @@ impl Device {
             stopping: AtomicBool::new(false),
             stats_wanted: AtomicBool::new(false),
             wake,
+            vrings: OnceLock::new(),
         })
     }
 
@@ -566,6 +569,53 @@ impl Device {
         self.state.asks.drained(drains);
     }
 
+    /// Leaves a queue so that it can be gone on with: a guest may only have been paused. The
+    /// statistics buffer is taken once more then; answers are all taken now, as whoever paused the
+    /// guest wants to know them.
+    fn put_back(&self, queue: usize) {
+        let Some(vring) = self.vrings.get().and_then(|vrings| vrings.get(queue)) else {
+            return;
+        };
+        let mut worker = lock(&self.worker);
+        let ram = Arc::clone(&worker.ram);
+        let mut ring = vring.get_mut();
+        if worker.stats.is_some_and(|(q, _)| q == queue) {
+            let next = ring.get_queue().next_avail();
+            ring.get_queue_mut().set_next_avail(next.wrapping_sub(1));
+        }
+        let role = self.role(queue);
+        if role != Some(Role::Answer) {
+            return;
+        }
+        // Nobody else looks at it now.
+        ring.get_queue_mut().set_ready(true);
+        for _ in 0..ring.get_queue().size() {
+            let Some(chain) = ring.get_queue_mut().pop_descriptor_chain(ram.memory()) else {
+                break;
+            };
+            let head = chain.head_index();
+            if let Err(refusal) = self.answer(&mut worker, chain) {
+                self.refuse(role, &refusal);
+            }
+            self.complete(&ram, &mut ring, role, head, &HONEST);
+        }
+        ring.get_queue_mut().set_ready(false);
+        self.state.asks.suspend(ring.get_queue().next_avail());
+    }
+
+    /// Whether the driver is still the one that was asked before its queues were stopped: then it goes
+    /// on where it was.
+    fn resume(&self, vrings: &[Vring]) {
+        let acked = self.acked.load(Ordering::Acquire);
+        let queue = roles(acked, self.state.settings.dialect).position(|r| r == Role::Answer);
+        match queue.and_then(|queue| vrings.get(queue)) {
+            None => self.state.asks.resume(None),
+            // Before it is started again nobody knows where it begins.
+            Some(vring) if !usable(&vring.get_ref()) => {}
+            Some(vring) => self.state.asks.resume(Some(vring.queue_next_avail())),
+        }
+    }
+
     /// Forgets the buffers it keeps, of one queue or of all.
     fn forget(&self, queue: Option<usize>) {
         let mut worker = lock(&self.worker);
@@ -676,6 +726,7 @@ impl VhostUserBackend for Device {
 
     fn reset_device(&self) {
         self.forget(None);
+        self.state.asks.reset(false);
         self.state.released();
     }
 
@@ -732,6 +783,7 @@ impl VhostUserBackend for Device {
     }
 
     fn stop_vring(&self, queue: u32) -> io::Result<()> {
+        self.put_back(queue as usize);
         // Waits until the request in work is done: the guest may use its pages again after this.
         self.forget(Some(queue as usize));
         if queue == 0 {
@@ -747,6 +799,8 @@ impl VhostUserBackend for Device {
         vrings: &[Vring],
         _thread: usize,
     ) -> io::Result<()> {
+        self.vrings.get_or_init(|| vrings.to_vec());
+        self.resume(vrings);
         if u64::from(event) == WAKE_EVENT {
             // That there was nothing to consume is no reason to stop the thread.
             let _ = self.wake.0.consume();

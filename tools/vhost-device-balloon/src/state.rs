@@ -272,7 +272,7 @@ impl State {
 
     /// The driver acknowledged features.
     pub fn negotiated(&self, acked: u64) {
-        self.asks.reset(requests(acked, self.settings.dialect));
+        self.asks.begin(requests(acked, self.settings.dialect));
         for bytes in self.faults.requests() {
             self.asks.push_raw(bytes);
         }
@@ -284,7 +284,6 @@ impl State {
 
     /// The driver let the device go.
     pub fn released(&self) {
-        self.asks.reset(false);
         self.change(|inner| {
             inner.acked = None;
             inner.hint(Hinting::forget);

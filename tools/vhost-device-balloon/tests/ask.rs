@@ -537,6 +537,43 @@ fn pages_are_held_and_released() {
     assert_eq!(failure.code, FailureCode::BadValue);
 }
 
+/// QEMU stops the queues of a guest that it pauses, and begins where they were.
+#[test]
+fn a_guest_that_is_paused_goes_on_where_it_was() {
+    let mut guest = start(&[]);
+    let held = hold_two(&mut guest);
+    let waiting = ask(&guest, DROP);
+    let asked = take(&mut guest);
+    // It has said something that nobody has looked at.
+    let ended = answer(&held, Status::HoldEnded, 2, 0).encode();
+    let at = guest.place(&ended);
+    assert!(guest.daemon.status().hold.is_some_and(|hold| hold.held));
+    guest.queues[ANSWER].push(&guest.memory, &[Piece::of(at, 32)]);
+    let bases = guest.pause();
+    assert!(guest.daemon.status().hold.is_some_and(|hold| !hold.held));
+    guest.go_on(BITMAP | REQUESTS, &bases);
+    assert_eq!(guest.used(ANSWER), (0, 0));
+    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
+    waiting.join().expect("no panic").expect("an answer");
+
+    // A hold outlives it, and can be looked at meanwhile.
+    let held = hold_two(&mut guest);
+    let bases = guest.pause();
+    let path = guest.daemon.dir.path().join("image");
+    let save = Request::SaveMemory {
+        path: path.to_str().expect("a path").to_owned(),
+        id: Some(held.id),
+    };
+    guest.daemon.client().ask(&save).expect("an image");
+    guest.go_on(BITMAP | REQUESTS, &bases);
+    assert!(guest.daemon.status().hold.is_some_and(|hold| hold.held));
+    // Of a new driver nothing is held.
+    guest.pause();
+    guest.start_driver(BITMAP | REQUESTS);
+    until("it is noticed", || guest.daemon.status().hold.is_none());
+    assert_eq!(guest.daemon.status().counters.errors, 0);
+}
+
 #[test]
 fn a_driver_that_goes_takes_its_answers_along() {
     let mut guest = start(&[]);

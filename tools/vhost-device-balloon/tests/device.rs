@@ -610,6 +610,26 @@ fn told(guest: &mut Guest, queue: usize, id: u32) {
 }
 
 #[test]
+fn statistics_of_a_guest_that_was_paused() {
+    let mut guest = Guest::start(&[], BITMAP | STATS);
+    let at = guest.place(&[4, 0, 1, 0, 0, 0, 0, 0, 0, 0]);
+    guest.post(2, &[Piece::of(at, 10)]);
+    let received = |guest: &Guest| guest.daemon.status().counters.stats_requests;
+    until("they arrive", || received(&guest) == 1);
+    let bases = guest.pause();
+    assert_eq!(bases[2], 0, "the buffer is not used");
+    guest.go_on(BITMAP | STATS, &bases);
+    until("they are there again", || received(&guest) == 2);
+    let path = guest.daemon.control_path();
+    let asked = std::thread::spawn(move || {
+        let mut client = balloon_control::Client::connect(path).expect("connected");
+        client.status(true).expect("a status")
+    });
+    assert_eq!(guest.used(2), (0, 0));
+    asked.join().expect("an answer");
+}
+
+#[test]
 fn rounds_of_free_page_hinting() {
     let mut guest = Guest::start(
         &["--features", "stats,free-page-hint"],

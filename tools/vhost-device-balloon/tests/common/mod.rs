@@ -276,6 +276,27 @@ impl Guest {
 
     /// What a frontend does when the driver sets up a queue.
     pub fn start_queue(&mut self, queue: &Queue) {
+        self.start_queue_at(queue, 0);
+    }
+
+    /// What a frontend does when the guest is paused. Returns where the queues are.
+    pub fn pause(&mut self) -> Vec<u32> {
+        let stop = |queue: &Queue| self.frontend.get_vring_base(queue.index).expect("stopped");
+        self.queues.iter().map(stop).collect()
+    }
+
+    /// What it does when the guest goes on.
+    pub fn go_on(&mut self, features: u64, bases: &[u32]) {
+        let frontend = &mut self.frontend;
+        frontend.set_features(BASE | features).expect("features");
+        let queues = std::mem::take(&mut self.queues);
+        for (queue, base) in queues.iter().zip(bases) {
+            self.start_queue_at(queue, u16::try_from(*base).expect("an index"));
+        }
+        self.queues = queues;
+    }
+
+    fn start_queue_at(&mut self, queue: &Queue, base: u16) {
         let frontend = &mut self.frontend;
         let index = queue.index;
         let host = |addr| {
@@ -293,7 +314,7 @@ impl Guest {
             log_addr: None,
         };
         frontend.set_vring_num(index, queue.size).expect("size");
-        frontend.set_vring_base(index, 0).expect("base");
+        frontend.set_vring_base(index, base).expect("base");
         frontend.set_vring_addr(index, &config).expect("addresses");
         frontend.set_vring_call(index, &queue.call).expect("call");
         frontend.set_vring_kick(index, &queue.kick).expect("kick");

@@ -5,6 +5,7 @@
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -14,6 +15,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Scenario, only};
 use crate::host::Dialect;
+use crate::machine::qemu;
+use crate::paths::{self, Guest};
 use crate::session::{Device, Session, Setup};
 use crate::size::{MIB, PAGE, show};
 
@@ -154,10 +157,51 @@ fn while_it_writes(s: &Session) -> Result<()> {
     s.sentinel_intact()
 }
 
-pub(super) const SCENARIOS: &[Scenario] = &[Scenario {
-    name: "snapshot",
-    about: "memory is written down without what is free, and all that is not free is in it",
-    setup: SETUP,
-    parts: &[only(while_it_writes)],
-    ..Scenario::USUAL
-}];
+/// As people do it, with QEMU.
+fn by_qmp(s: &Session) -> Result<()> {
+    s.sh(&format!("vbrs-guest fill /mem/used {USED} 7; rm /mem/used"))?;
+    let image = s.folder().join("guest.image");
+    let output = Command::new(paths::sibling("balloonctl")?)
+        .arg("--json")
+        .arg("--control-path")
+        .arg(s.host().daemon()?.control_path())
+        .args(["snapshot", "--qmp"])
+        .arg(s.folder().join(qemu::QMP))
+        .arg(&image)
+        .output()?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "balloonctl: {error}");
+    let taken: serde_json::Value = serde_json::from_slice(&output.stdout)?;
+    let bytes = |name: &str| taken[name].as_u64().context("no number");
+    let (written, skipped) = (bytes("written_bytes")?, bytes("skipped_bytes")?);
+    let sum = written + skipped + bytes("zero_bytes")?;
+    ensure!(
+        sum == s.host().daemon()?.status()?.memory.bytes && skipped > USED / 2,
+        "{taken}"
+    );
+    std::fs::remove_file(image)?;
+    s.note(format!("{} written, {} free", show(written), show(skipped)));
+    // It runs, and nothing is held any more.
+    ensure!(s.host().daemon()?.status()?.hold.is_none());
+    s.alive_and_well()?;
+    s.sentinel_intact()
+}
+
+pub(super) const SCENARIOS: &[Scenario] = &[
+    Scenario {
+        name: "snapshot",
+        about: "memory is written down without what is free, and all that is not free is in it",
+        setup: SETUP,
+        parts: &[only(while_it_writes)],
+        seconds: 6,
+        ..Scenario::USUAL
+    },
+    Scenario {
+        name: "snapshot-qemu",
+        about: "balloonctl writes memory down, and has QEMU stop the guest meanwhile",
+        guests: &[Guest::Stock],
+        setup: SETUP,
+        parts: &[only(by_qmp)],
+        ..Scenario::USUAL
+    },
+];
