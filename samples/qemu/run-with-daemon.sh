@@ -97,5 +97,5 @@ done
 	-machine "q35,accel=$accel,memory-backend=ram" -m "$memory" \
 	-object "memory-backend-memfd,id=ram,size=$memory,share=on" \
 	-chardev "socket,id=balloon,path=$folder/vhost.sock" \
-	-device vhost-user-test-device-pci,id=balloon0,chardev=balloon,virtio-id=5,num_vqs=5,vq_size=128,config_size=64 \
+	-device vhost-user-test-device-pci,id=balloon0,chardev=balloon,virtio-id=5,num_vqs=8,vq_size=128,config_size=64 \
 	"$@"

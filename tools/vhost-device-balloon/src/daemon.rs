@@ -94,6 +94,15 @@ fn io_error(what: &'static str) -> impl FnOnce(io::Error) -> DaemonError {
 ///
 /// If it cannot start, or the frontend breaks the protocol.
 pub fn run(args: &Args) -> Result<(), DaemonError> {
+    serve(args, &state(args)?)
+}
+
+/// What the device is to be, before anybody uses it.
+///
+/// # Errors
+///
+/// If options contradict each other.
+pub fn state(args: &Args) -> Result<Arc<State>, DaemonError> {
     let settings = args.settings().map_err(DaemonError::Usage)?;
     let target = args
         .target
@@ -104,7 +113,15 @@ pub fn run(args: &Args) -> Result<(), DaemonError> {
     if target != 0 {
         state.set_target(target);
     }
+    Ok(state)
+}
 
+/// Serves frontends until the last one disconnects or a signal comes.
+///
+/// # Errors
+///
+/// If it cannot begin, or the frontend breaks the protocol.
+pub fn serve(args: &Args, state: &Arc<State>) -> Result<(), DaemonError> {
     // Signals become readable bytes, so that one poll waits for them and for the frontend.
     let (signal, sender) = UnixStream::pair().map_err(io_error("signals cannot be received"))?;
     for number in [SIGTERM, SIGINT] {
@@ -121,16 +138,16 @@ pub fn run(args: &Args) -> Result<(), DaemonError> {
             .listener
             .try_clone()
             .map_err(io_error("the control socket cannot be served"))?;
-        control::spawn(Arc::clone(&state), listener)
+        control::spawn(Arc::clone(state), listener)
             .map_err(io_error("the control socket cannot be served"))?;
-        serve(args, &state, &socket, &signal)?;
+        sessions(args, state, &socket, &signal)?;
         drop(control);
         return Ok(());
     }
-    serve(args, &state, &socket, &signal)
+    sessions(args, state, &socket, &signal)
 }
 
-fn serve(
+fn sessions(
     args: &Args,
     state: &Arc<State>,
     socket: &Socket,

@@ -14,7 +14,7 @@
 //! through [`control`], and what the guest is asked for by [`ask`]. The only unsafe code is in `sys`.
 //!
 //! A program that embeds the device has the same by [`state::State`]: `set_target`, `view_after`,
-//! `status`, `hint` and `ask`.
+//! `status`, `hint`, `ask` and `save_memory`; `samples/embed` is such a program.
 
 pub mod args;
 pub mod ask;
