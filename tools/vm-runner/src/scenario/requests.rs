@@ -32,14 +32,24 @@ const ASKING: Setup = Setup {
 const BUDDY: u64 = 1 << 10;
 const OFFLINE: u64 = 1 << 23;
 
-/// Pages that may be freed or used between what the guest names and what it is compared with.
-const MOVED: usize = 1024;
+/// Pages that may be used, and freed, between what the guest names and what it is compared with.
+const USED: usize = 64;
+const FREED: usize = 1024;
+/// How often to look anew, should more have moved.
+const TRIES: usize = 20;
 
 /// How long an answer may take that takes no time normally.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 const ALL: Request = Request::FreePages {
     balloon: false,
+    hold: false,
+    hold_ms: None,
+    timeout_ms: Some(60_000),
+};
+
+const BALLOON_TOO: Request = Request::FreePages {
+    balloon: true,
     hold: false,
     hold_ms: None,
     timeout_ms: Some(60_000),
@@ -88,18 +98,24 @@ fn frames(s: &Session, flags: u64) -> Result<BTreeSet<u64>> {
     Ok(frames)
 }
 
-/// Checks that two sets of pages are the same but for what moved meanwhile.
-fn alike(named: &BTreeSet<u64>, found: &BTreeSet<u64>) -> Result<()> {
-    let (wrong, missing) = (
-        named.difference(found).count(),
-        found.difference(named).count(),
-    );
-    ensure!(
-        !named.is_empty() && wrong <= MOVED && missing <= MOVED,
-        "of {} pages named {wrong} are none, and {missing} are missing",
-        named.len()
-    );
-    Ok(())
+/// Checks that the guest names the pages of which its kernel says one of `flags`, but for what moves
+/// meanwhile.
+fn alike(s: &Session, request: &Request, flags: u64) -> Result<()> {
+    let mut last = (0, 0, 0);
+    for _ in 0..TRIES {
+        let named = named(s, request)?;
+        let found = frames(s, flags)?;
+        let (wrong, missing) = (
+            named.difference(&found).count(),
+            found.difference(&named).count(),
+        );
+        if !named.is_empty() && wrong <= USED && missing <= FREED {
+            return Ok(());
+        }
+        last = (named.len(), wrong, missing);
+    }
+    let (named, wrong, missing) = last;
+    bail!("of {named} pages named {wrong} are none, and {missing} are missing")
 }
 
 /// Leaves holes all over the guest's memory.
@@ -113,9 +129,9 @@ fn fragment(s: &Session) -> Result<()> {
 
 /// What is named is what the guest's own kernel says is free.
 fn free_pages(s: &Session) -> Result<()> {
-    alike(&named(s, &ALL)?, &frames(s, BUDDY)?).context("in order")?;
+    alike(s, &ALL, BUDDY).context("in order")?;
     fragment(s)?;
-    alike(&named(s, &ALL)?, &frames(s, BUDDY)?).context("fragmented")?;
+    alike(s, &ALL, BUDDY).context("fragmented")?;
     s.sh("rm -r /mem/small").map(drop)
 }
 
@@ -128,21 +144,13 @@ fn balloon_pages(s: &Session) -> Result<()> {
         s.inflate(BALLOON)?;
         let offline = frames(s, OFFLINE)?;
         ensure!(offline.len() as u64 * PAGE == BALLOON);
-        let with = named(
-            s,
-            &Request::FreePages {
-                balloon: true,
-                hold: false,
-                hold_ms: None,
-                timeout_ms: Some(60_000),
-            },
-        )?;
+        let with = named(s, &BALLOON_TOO)?;
         ensure!(
             offline.is_subset(&with),
             "{} pages of the balloon are missing",
             offline.difference(&with).count()
         );
-        alike(&with, &frames(s, BUDDY | OFFLINE)?)?;
+        alike(s, &BALLOON_TOO, BUDDY | OFFLINE)?;
         let without = named(s, &ALL)?;
         ensure!(
             offline.is_disjoint(&without),
@@ -218,11 +226,13 @@ fn hold_and_unload(s: &Session) -> Result<()> {
 
 /// A guest that relies on what is in free pages names none, but can hold them.
 fn poisoned(s: &Session) -> Result<()> {
-    let refused = named(s, &ALL).expect_err("free pages of a guest that poisons them");
-    ensure!(
-        format!("{refused:#}").contains("free pages"),
-        "refused for another reason: {refused:#}"
-    );
+    match ask(s, &ALL) {
+        Ok(answer) => bail!("a guest that poisons free pages names them: {answer:?}"),
+        Err(e) => ensure!(
+            format!("{e:#}").contains("free pages"),
+            "refused for another reason: {e:#}"
+        ),
+    }
     // The kernel checks the poison when the pages are used again.
     named(s, &hold(60_000))?;
     ask(s, &Request::Release { timeout_ms: None })?;
@@ -273,7 +283,7 @@ fn caches(s: &Session) -> Result<()> {
 
     ensure!(s.set_attribute("allow_drop_caches", "0")?);
     ensure!(s.attribute("allow_drop_caches")? == "0");
-    drop_caches(s, None).expect_err("the guest forbids it");
+    ensure!(drop_caches(s, None).is_err(), "the guest forbids it");
     ensure!(s.account_as_is()?.meminfo("Buffers")? >= cached / 2);
     for bad in ["2", "01", "yes", "-1"] {
         ensure!(!s.set_attribute("allow_drop_caches", bad)?, "takes {bad:?}");
@@ -281,8 +291,9 @@ fn caches(s: &Session) -> Result<()> {
     ensure!(s.set_attribute("allow_drop_caches", "1")?);
 
     let (freed, spare) = drop_caches(s, None)?;
+    // What processors keep for themselves does not count as free.
     ensure!(
-        freed > cached / 10 * 9,
+        freed > cached / 4 * 3,
         "{} of {} became free",
         show(freed),
         show(cached)
@@ -295,9 +306,12 @@ fn caches(s: &Session) -> Result<()> {
     open.kill()
 }
 
-/// Compaction makes whole blocks of scattered pages.
+/// Memory is compacted, and the figures are right.
 fn compact(s: &Session) -> Result<()> {
+    const SCANNED: &str = "compact_migrate_scanned";
+
     fragment(s)?;
+    let before = s.account_as_is()?.vmstat(SCANNED)?;
     let Reply::Compact { block_bytes, .. } = ask(
         s,
         &Request::Compact {
@@ -307,7 +321,9 @@ fn compact(s: &Session) -> Result<()> {
     else {
         bail!("another answer");
     };
-    let free = s.account_as_is()?.free()?;
+    let after = s.account_as_is()?;
+    ensure!(after.vmstat(SCANNED)? > before, "nothing was compacted");
+    let free = after.free()?;
     ensure!(
         block_bytes > free / 2 && block_bytes <= free + 16 * MIB,
         "{} of {} are in blocks",
@@ -354,7 +370,7 @@ fn garbage(s: &Session) -> Result<()> {
         daemon.faults(&["none"])?;
         s.alive_and_well()?;
     }
-    alike(&named(s, &ALL)?, &frames(s, BUDDY)?)?;
+    alike(s, &ALL, BUDDY)?;
     let log = s.log()?.join("\n");
     ensure!(
         log.matches("less than a request").count() == 1,
@@ -386,7 +402,7 @@ fn answers_withheld(s: &Session) -> Result<()> {
             timeout_ms: Some(60_000),
         },
     )?;
-    alike(&named(s, &ALL)?, &frames(s, BUDDY)?)?;
+    alike(s, &ALL, BUDDY)?;
     // Once more, and away.
     daemon.faults(&["withhold", "queue=answer"])?;
     for _ in 0..6 {
@@ -422,7 +438,7 @@ fn unload_while_asked(s: &Session) -> Result<()> {
 
 /// All queues there can be are where both sides look for them.
 fn beside_others(s: &Session) -> Result<()> {
-    alike(&named(s, &ALL)?, &frames(s, BUDDY)?)?;
+    alike(s, &ALL, BUDDY)?;
     s.inflate(64 * MIB)?;
     named(s, &hold(60_000))?;
     ask(s, &Request::Release { timeout_ms: None })?;
