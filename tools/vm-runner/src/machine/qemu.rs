@@ -177,7 +177,7 @@ fn command(plan: &Plan, folder: &Path) -> Result<Command> {
 
 /// What `-m` says: where memory can be plugged in, the test's words for that come after the size.
 fn memory(megabytes: u64, hardware: &[&str]) -> String {
-    let slots = hardware.iter().filter(|word| is_slots(word));
+    let slots = hardware.iter().filter(is_slots);
     slots.fold(megabytes.to_string(), |text, more| {
         format!("{text}M,{more}")
     })

@@ -108,7 +108,11 @@ fn hinted(s: &Session) -> Result<()> {
     let daemon = s.host().daemon()?;
     let before = s.account_as_is()?.free()?;
     let hint = daemon.hint_round(SOON)?;
-    ensure!(hint.bytes > before / 2, "only {} bytes are hinted", hint.bytes);
+    ensure!(
+        hint.bytes > before / 2,
+        "only {} bytes are hinted",
+        hint.bytes
+    );
     sleep(s, "mem")?;
     back(s, before)?;
 
