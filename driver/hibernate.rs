@@ -28,6 +28,11 @@ impl EmptyForImage {
     /// How long to wait for the next page to come back: 5 s.
     const TRIES: u32 = 500;
     const TRY_MS: i64 = 10;
+
+    /// Whether there is nothing in the balloon, nor on its way there: who has the channel moves pages.
+    fn is_empty(&self) -> bool {
+        self.balloon.channel.try_lock().is_some() && self.balloon.pages.pages() == 0
+    }
 }
 
 impl HibernateHandler for EmptyForImage {
@@ -37,7 +42,7 @@ impl HibernateHandler for EmptyForImage {
 
         // As long as it goes on. If the host does not answer the system tries with what there is.
         let (mut pages, mut tries) = (self.balloon.pages.pages(), 0);
-        while pages > 0 && tries < Self::TRIES {
+        while !self.is_empty() && tries < Self::TRIES {
             fsleep(Delta::from_millis(Self::TRY_MS));
             let now = self.balloon.pages.pages();
             tries = if now < pages { 0 } else { tries + 1 };
