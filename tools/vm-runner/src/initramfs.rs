@@ -39,9 +39,12 @@ poweroff -f
 "#;
 
 /// The profile of the shell that a person gets.
-const PROFILE: &str = r#"PS1='guest# '
-cat /etc/motd
-"#;
+fn profile() -> String {
+    format!("PS1='{PROMPT}'\ncat /etc/motd\n")
+}
+
+/// What that shell shows when it waits for a command.
+pub const PROMPT: &str = "guest# ";
 
 /// Modules that a guest needs before anything else, where its kernel has not got them built in.
 const BUS_DRIVERS: [&str; 2] = ["virtio_pci", "virtio_mmio"];
@@ -77,7 +80,7 @@ fn build(guest: Guest) -> Result<Vec<u8>> {
     archive.character_device("dev/console", 5, 1)?;
     archive.character_device("dev/null", 1, 3)?;
     archive.file("init", 0o755, INIT.as_bytes())?;
-    archive.file("etc/profile", 0o644, PROFILE.as_bytes())?;
+    archive.file("etc/profile", 0o644, profile().as_bytes())?;
     archive.file("etc/motd", 0o644, b"")?;
     archive.file("bin/busybox", 0o755, &read(&busybox()?)?)?;
     archive.file(
@@ -93,7 +96,13 @@ fn build(guest: Guest) -> Result<Vec<u8>> {
     let kexec = Path::new(KEXEC);
     if !guest.is_uml() && kexec.exists() {
         archive.file("bin/kexec", 0o755, &read(kexec)?)?;
-        libraries.extend(libraries_of(kexec)?);
+        // The same library may be found on two ways.
+        let have = |path: &PathBuf| libraries.iter().any(|l| l.file_name() == path.file_name());
+        let more: Vec<PathBuf> = libraries_of(kexec)?
+            .into_iter()
+            .filter(|path| !have(path))
+            .collect();
+        libraries.extend(more);
     }
     for library in libraries {
         let path = library.to_string_lossy();

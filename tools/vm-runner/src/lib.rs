@@ -21,6 +21,7 @@ pub mod host_memory;
 pub mod initramfs;
 pub mod klog;
 pub mod ktap;
+pub mod log;
 pub mod machine;
 pub mod paths;
 pub mod process;

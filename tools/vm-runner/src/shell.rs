@@ -4,6 +4,7 @@
 
 use std::io::{IsTerminal, Read, Write};
 use std::process::ExitCode;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
 
 use anyhow::{Result, bail};
@@ -11,13 +12,16 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 
 use crate::folder;
 use crate::host::{Dialect, Host};
-use crate::paths::Guest;
+use crate::initramfs::PROMPT;
+use crate::paths::{self, Guest};
 use crate::session::{Choice, Device, Session, Setup};
 use crate::size::show;
 use crate::wire::{End, Request};
 
 /// The key that ends the machine whatever the guest does: Ctrl and the closing bracket.
 const ESCAPE: u8 = 0x1d;
+/// How long the guest's shell may take to be there.
+const PROMPT_TIME: Duration = Duration::from_secs(20);
 /// What is typed when standard input ends.
 const END_OF_INPUT: &[u8] = b"\nexit\n";
 
@@ -86,7 +90,10 @@ fn interact(session: &Session) -> Result<()> {
         .to_string();
     eprintln!("A {guest} guest with {}.", show(session.machine().memory()));
     eprintln!("  Leave it: type exit or Ctrl-D; Ctrl-] ends it whatever it does.");
-    eprintln!("  Resize it from another terminal: balloonctl --control-path {control} target 512M");
+    let balloonctl = paths::sibling("balloonctl")?.display().to_string();
+    eprintln!(
+        "  Resize it from another terminal: {balloonctl} --control-path {control} target 512M"
+    );
     eprintln!(
         "  The kernel's console: {}",
         session.folder().join("console.log").display()
@@ -95,18 +102,25 @@ fn interact(session: &Session) -> Result<()> {
     let terminal = Terminal::raw()?;
     let (rows, columns) = terminal.size();
     let channel = session.machine().channel();
-    channel.attach(std::io::stdout());
+    let (prompt, shows_prompt) = mpsc::channel();
+    channel.attach(Watched {
+        out: std::io::stdout(),
+        tail: Vec::new(),
+        prompt: Some(prompt),
+    });
     channel.send(&Request::Shell { rows, columns })?;
     // The thread that reads standard input cannot be woken, so it is left to the program's end.
     std::thread::scope(|scope| -> Result<()> {
         let typed = spawn_reader();
         let typing = scope.spawn(move || -> Result<()> {
+            // What is typed while the guest still sets up the terminal gets lost.
+            let _late = shows_prompt.recv_timeout(PROMPT_TIME);
             loop {
                 match typed.recv_timeout(Duration::from_millis(50)) {
                     Ok(bytes) if bytes.contains(&ESCAPE) => return Ok(()),
                     Ok(bytes) => channel.write(&bytes)?,
-                    Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {}
-                    Err(std::sync::mpsc::RecvTimeoutError::Disconnected) => {
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => {
                         std::thread::sleep(Duration::from_millis(50));
                     }
                 }
@@ -127,8 +141,8 @@ fn interact(session: &Session) -> Result<()> {
 }
 
 /// Reads standard input in a thread; in the end, the guest's shell is left.
-fn spawn_reader() -> std::sync::mpsc::Receiver<Vec<u8>> {
-    let (sender, receiver) = std::sync::mpsc::channel();
+fn spawn_reader() -> Receiver<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel();
     std::thread::spawn(move || {
         let mut chunk = [0; 1024];
         let mut input = std::io::stdin();
@@ -147,6 +161,35 @@ fn spawn_reader() -> std::sync::mpsc::Receiver<Vec<u8>> {
         }
     });
     receiver
+}
+
+/// Where the guest's terminal is shown, until its first prompt with an eye on it.
+struct Watched<W> {
+    out: W,
+    /// What may be the beginning of a prompt.
+    tail: Vec<u8>,
+    prompt: Option<Sender<()>>,
+}
+
+impl<W: Write> Write for Watched<W> {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        let n = self.out.write(bytes)?;
+        if let Some(prompt) = &self.prompt {
+            self.tail.extend_from_slice(&bytes[..n]);
+            let words = PROMPT.as_bytes();
+            if self.tail.windows(words.len()).any(|w| w == words) {
+                let _gone = prompt.send(());
+                self.prompt = None;
+            }
+            self.tail
+                .drain(..self.tail.len().saturating_sub(words.len()));
+        }
+        Ok(n)
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        self.out.flush()
+    }
 }
 
 /// This terminal, set so that each key goes to the guest; set back when it is dropped.
@@ -180,5 +223,28 @@ impl Drop for Terminal {
             let _gone = tcsetattr(std::io::stdin(), OptionalActions::Drain, before);
             eprintln!();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prompt_is_seen_in_pieces() {
+        let (prompt, seen) = mpsc::channel();
+        let mut watched = Watched {
+            out: Vec::new(),
+            tail: Vec::new(),
+            prompt: Some(prompt),
+        };
+        let (half, rest) = PROMPT.as_bytes().split_at(3);
+        watched.write_all(b"welcome\r\ngue").unwrap();
+        watched.write_all(half).unwrap();
+        assert!(seen.try_recv().is_err());
+        watched.write_all(rest).unwrap();
+        assert!(seen.try_recv().is_ok());
+        watched.write_all(PROMPT.as_bytes()).unwrap();
+        assert!(watched.out.ends_with(PROMPT.as_bytes()));
     }
 }

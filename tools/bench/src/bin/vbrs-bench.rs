@@ -14,7 +14,7 @@ use bench::runner::{self, Options};
 use bench::smoke;
 use clap::Parser;
 use vm_runner::machine::qemu::Accelerator;
-use vm_runner::paths;
+use vm_runner::{log, paths};
 
 /// Measures how fast the balloon driver is.
 ///
@@ -47,16 +47,7 @@ struct Cli {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let level = match cli.verbose {
-        0 => tracing::Level::WARN,
-        1 => tracing::Level::INFO,
-        _ => tracing::Level::DEBUG,
-    };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .init();
+    log::to_stderr(cli.verbose);
     match run(cli) {
         Ok(code) => code,
         Err(e) => {

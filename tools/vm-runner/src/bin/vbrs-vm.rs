@@ -12,7 +12,7 @@ use vm_runner::check::{self, Options};
 use vm_runner::machine::qemu::Accelerator;
 use vm_runner::paths::{self, Driver, Guest};
 use vm_runner::session::Choice;
-use vm_runner::{demo, results, shell};
+use vm_runner::{demo, log, results, shell};
 
 /// Boots guests with the balloon module and the host daemon, and tests them.
 #[derive(Parser)]
@@ -102,16 +102,7 @@ fn parse_size(text: &str) -> Result<u64, String> {
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let level = match cli.verbose {
-        0 => tracing::Level::WARN,
-        1 => tracing::Level::INFO,
-        _ => tracing::Level::DEBUG,
-    };
-    tracing_subscriber::fmt()
-        .with_max_level(level)
-        .with_writer(std::io::stderr)
-        .with_target(false)
-        .init();
+    log::to_stderr(cli.verbose);
     match run(cli) {
         Ok(code) => code,
         Err(e) => {
