@@ -48,18 +48,40 @@ struct Run {
 
 /// What came out of a test.
 #[derive(Debug)]
-struct Report {
-    name: String,
-    took: Duration,
-    end: End,
-    notes: Vec<String>,
+pub struct Report {
+    /// Guest, scenario and part.
+    pub name: String,
+    /// How long it took.
+    pub took: Duration,
+    /// How it ended.
+    pub end: End,
+    /// What it has measured.
+    pub notes: Vec<String>,
 }
 
-#[derive(Debug)]
-enum End {
+/// How a test ended.
+#[derive(Clone, Debug)]
+pub enum End {
+    /// Well.
     Passed,
+    /// For this reason.
     Failed(String),
+    /// It did not run, for this reason.
     Skipped(String),
+}
+
+/// Runs one scenario in one of its guests, once, and prints nothing.
+pub fn run_one(scenario: &'static Scenario, guest: Guest, choice: Choice) -> Vec<Report> {
+    let options = Options {
+        choice,
+        filter: Vec::new(),
+        guests: Vec::new(),
+        list: false,
+        jobs: None,
+        keep: false,
+        results: None,
+    };
+    Run { scenario, guest }.execute(&options)
 }
 
 /// Runs what `options` say and prints it; whether all was well.
@@ -397,7 +419,11 @@ fn last_words(folder: &Path) -> String {
     const LINES: usize = 12;
 
     let mut words = String::new();
-    for (what, file) in [("console", "console.log"), ("daemon", "daemon.log")] {
+    for (what, file) in [
+        ("console", "console.log"),
+        ("daemon", "daemon.log"),
+        ("qemu", "qemu.log"),
+    ] {
         let Ok(bytes) = fs::read(folder.join(file)) else {
             continue;
         };

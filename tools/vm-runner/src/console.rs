@@ -28,6 +28,8 @@ pub struct Life {
 struct State {
     lines: Vec<String>,
     death: Option<String>,
+    /// A panic is no death: another kernel takes over.
+    panics: bool,
     /// The console has ended: nothing more will be said.
     closed: bool,
 }
@@ -46,6 +48,11 @@ impl Life {
         }
         drop(state);
         self.changed.notify_all();
+    }
+
+    /// From now on a panic is no death, since another kernel takes over then.
+    pub fn expect_panic(&self) {
+        self.state().panics = true;
     }
 
     /// All lines so far.
@@ -87,7 +94,10 @@ impl Life {
 
     fn line(&self, line: String) {
         let mut state = self.state();
-        if state.death.is_none() && LAST_WORDS.iter().any(|words| line.contains(words)) {
+        if state.death.is_none()
+            && !state.panics
+            && LAST_WORDS.iter().any(|words| line.contains(words))
+        {
             state.death = Some(line.clone());
         }
         if state.lines.len() < LINES_MAX {

@@ -108,9 +108,7 @@ impl Host {
         match self {
             Self::Daemon(daemon) => {
                 // Some tests ask for more than there is.
-                let size = SizeField::Bytes(bytes);
-                daemon.client()?.target(size, true)?;
-                Ok(())
+                daemon.target(bytes)
             }
             Self::Qemu { qmp, memory } => {
                 let keep = memory
@@ -229,6 +227,16 @@ impl Daemon {
     /// Its process id.
     pub fn pid(&self) -> i32 {
         self.process.pid()
+    }
+
+    /// Sets how much its balloon is to take.
+    ///
+    /// # Errors
+    ///
+    /// If it is gone.
+    pub fn target(&self, bytes: u64) -> Result<()> {
+        self.client()?.target(SizeField::Bytes(bytes), true)?;
+        Ok(())
     }
 
     /// Everything it knows.

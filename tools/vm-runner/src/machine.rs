@@ -114,6 +114,11 @@ impl Machine {
     pub fn start(plan: &Plan, folder: &Path) -> Result<Self> {
         let initramfs = folder.join("initramfs.cpio");
         std::fs::write(&initramfs, &*initramfs::of(plan.guest)?).context("write the initramfs")?;
+        if !plan.hardware.is_empty() {
+            // Some hand it to the guest as well.
+            let kernel = folder.join("kernel");
+            std::os::unix::fs::symlink(plan.guest.kernel()?, kernel)?;
+        }
         let started = Instant::now();
         let ends = if plan.guest.is_uml() {
             uml::start(plan, folder)?

@@ -7,6 +7,7 @@ mod debug;
 mod dialect;
 mod hint;
 mod hostile;
+mod hotplug;
 mod inflate;
 mod knobs;
 mod kunit;
@@ -15,11 +16,14 @@ mod machine;
 mod migration;
 mod offline;
 mod pm_test;
+mod power;
 mod pressure;
 mod proof;
 mod qemu;
 mod requests;
+mod several;
 mod snapshot;
+mod stats;
 
 use anyhow::Result;
 
@@ -116,6 +120,10 @@ pub fn all() -> impl Iterator<Item = &'static Scenario> {
         pm_test::SCENARIOS,
         qemu::SCENARIOS,
         migration::SCENARIOS,
+        hotplug::SCENARIOS,
+        stats::SCENARIOS,
+        several::SCENARIOS,
+        power::SCENARIOS,
     ]
     .into_iter()
     .flatten()

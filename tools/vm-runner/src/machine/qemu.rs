@@ -177,13 +177,13 @@ fn command(plan: &Plan, folder: &Path) -> Result<Command> {
 
 /// What `-m` says: where memory can be plugged in, the test's words for that come after the size.
 fn memory(megabytes: u64, hardware: &[&str]) -> String {
-    let slots = hardware.iter().filter(is_slots);
+    let slots = hardware.iter().copied().filter(|word| is_slots(word));
     slots.fold(megabytes.to_string(), |text, more| {
         format!("{text}M,{more}")
     })
 }
 
-fn is_slots(word: &&&str) -> bool {
+fn is_slots(word: &str) -> bool {
     word.starts_with("slots=")
 }
 

@@ -147,11 +147,12 @@ impl Session {
     ///
     /// If it does not go to sleep or does not wake up as what it was.
     pub fn hibernate(&self) -> Result<()> {
-        const COMMAND: &str = "echo shutdown >/sys/power/disk; echo disk >/sys/power/state";
+        const SLEEP: Duration = Duration::from_secs(60);
+        const COMMAND: &str = "echo platform >/sys/power/disk; echo disk >/sys/power/state";
 
-        let job = self.machine().background(COMMAND, self.patience())?;
+        let job = self.machine().background(COMMAND, SLEEP)?;
         let id = job.id();
-        let slept = poll(self.patience(), || {
+        let slept = poll(SLEEP, || {
             if !job.is_over() {
                 return None;
             }
@@ -177,10 +178,7 @@ impl Session {
         };
         let machine = Machine::start(&plan, &folder)?;
         // What answers is the command of before: the guest is what it was.
-        let outcome = machine
-            .channel()
-            .inherit(id, COMMAND, self.patience())
-            .wait()?;
+        let outcome = machine.channel().inherit(id, COMMAND, SLEEP).wait()?;
         ensure!(
             outcome.ok(),
             "awake again: {}: {}",
