@@ -108,7 +108,17 @@ check: setup modules-stock modules-uml modules-uml-lean modules-debug tools ## e
 	@$(vm) record --name test-host -- make test-host
 	@tools/setup/crates save
 	@$(vm) record --name bench-smoke -- build/tools/release/vbrs-bench --smoke
+	@$(vm) record --name parity -- build/tools/release/vbrs-vm parity --short
+	@$(vm) record --name libvirt -- build/tools/release/vbrs-vm libvirt
 	@$(vm) check --all $(ARGS)
+
+.PHONY: parity
+parity: setup modules-stock modules-uml modules-debug guest-tools ## the C driver and this one side by side, into Documentation/parity.rst
+	@$(vm) parity --write Documentation/parity.rst $(ARGS)
+
+.PHONY: test-libvirt
+test-libvirt: modules-stock guest-tools ## start the libvirt sample and steer its balloon with virsh
+	@$(vm) libvirt $(ARGS)
 
 .PHONY: lint
 lint: lint-scripts lint-format lint-module lint-tools ## formatting and lints of module, tools and scripts

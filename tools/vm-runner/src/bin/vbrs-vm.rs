@@ -12,7 +12,7 @@ use vm_runner::check::{self, Options};
 use vm_runner::machine::qemu::Accelerator;
 use vm_runner::paths::{self, Driver, Guest};
 use vm_runner::session::Choice;
-use vm_runner::{demo, log, results, shell};
+use vm_runner::{demo, libvirt, log, parity, results, shell};
 
 /// Boots guests with the balloon module and the host daemon, and tests them.
 #[derive(Parser)]
@@ -39,6 +39,10 @@ enum Command {
     Demo,
     /// Give an interactive guest with the driver and the daemon.
     Shell(Shell),
+    /// Run the same tests with the C driver and with ours, and compare.
+    Parity(Parity),
+    /// Start and steer the sample of a libvirt guest with virsh.
+    Libvirt,
     /// Run another step of the checks, and keep its result for `check --all`.
     Record(Record),
 }
@@ -81,6 +85,18 @@ struct Shell {
     /// Run this instead of a shell, and end with its exit status.
     #[arg(long, short)]
     command: Option<String>,
+}
+
+#[derive(clap::Args)]
+struct Parity {
+    /// Only rows whose tests contain one of these.
+    filter: Vec<String>,
+    /// Only a few quick ones.
+    #[arg(long)]
+    short: bool,
+    /// Write the table to this file as well, as reStructuredText.
+    #[arg(long)]
+    write: Option<PathBuf>,
 }
 
 #[derive(clap::Args)]
@@ -129,6 +145,17 @@ fn run(cli: Cli) -> Result<ExitCode> {
             keep: check.keep,
             results: check.all.then(|| folder(check.results)),
         })?,
+        Command::Parity(p) => parity::run(&parity::Options {
+            accelerator: cli.accel,
+            filter: p.filter,
+            short: p.short,
+            write: p.write,
+        })?,
+        Command::Libvirt => {
+            libvirt::available()?;
+            libvirt::run(cli.driver)?;
+            true
+        }
         Command::Demo => demo::run(cli.accel),
         Command::Shell(s) => {
             return shell::run(
