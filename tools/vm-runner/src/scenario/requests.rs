@@ -201,7 +201,7 @@ fn held_pages(s: &Session) -> Result<()> {
     ensure!(frames(s, OFFLINE)?.is_empty());
     s.note(format!("{} of {}", show(held), show(before)));
 
-    named(s, &hold(1))?;
+    named(s, &hold(3_000))?;
     await_end(s)?;
     given_back(s)?;
     s.balanced(0)
@@ -517,6 +517,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "compact",
         about: "compacts memory when asked",
+        guests: &[Guest::Uml, Guest::Debug],
         setup: Setup { cpus: 1, ..ASKING },
         parts: &[only(compact)],
         ..Scenario::USUAL
