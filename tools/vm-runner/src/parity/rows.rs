@@ -163,7 +163,7 @@ pub(super) const DEFECTS: &[Defect] = &[
     defect(
         'i',
         "leaves notifier and shrinker registered while it sleeps",
-        &["debug/sleep-in-flight", "debug/pm-test-qemu/in-flight"],
+        &["debug/sleep-in-flight", "debug/pm-test-qemu"],
     ),
     defect(
         'j',
