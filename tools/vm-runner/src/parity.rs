@@ -200,7 +200,8 @@ fn page(compared: &[Compared]) -> Result<String> {
          page; ``make check`` runs the short rows.\n\n\
          Run on {date}: kernel {kernel} (stock; the same source for the guests with checks and for User\n\
          Mode Linux), {qemu}.\n\n\
-         *same*: both pass. *better*: only this driver passes; the words say why the C driver does not.\n\n\
+         *same*: both pass. *better*: only this driver passes; the words say why the C driver does not.\n\
+         *not run*: not in the run that this page is from.\n\n\
          .. list-table::\n   :header-rows: 1\n   :widths: 25 25 10 40\n\n\
          \x20  * - what\n     - test\n     - this driver is\n     - what was seen\n"
     );
@@ -212,6 +213,14 @@ fn page(compared: &[Compared]) -> Result<String> {
             one.row.test,
             one.verdict().name(),
             escape(&one.reason())
+        );
+    }
+    let missing = |row: &&Row| !compared.iter().any(|one| one.row.test == row.test);
+    for row in ROWS.iter().filter(missing) {
+        let _infallible = writeln!(
+            out,
+            "   * - {}\n     - ``{}``\n     - not run\n     -",
+            row.about, row.test
         );
     }
     out.push_str(

@@ -203,7 +203,7 @@ pub(super) const DEFECTS: &[Defect] = &[
     defect(
         'q',
         "gives hinted blocks back to the allocator while the device has them",
-        &["stock/migration/writer", "uml/hint-kept"],
+        &["uml/hint-kept"],
     ),
     defect(
         'r',

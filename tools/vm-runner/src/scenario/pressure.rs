@@ -8,6 +8,7 @@ use anyhow::{Context, Result, ensure};
 
 use super::{Scenario, only};
 use crate::host::Dialect;
+use crate::paths::Driver;
 use crate::session::{Device, Session, Setup};
 use crate::size::{BLOCK, GIB, MIB, PAGE, show};
 
@@ -15,8 +16,13 @@ const STILL: Duration = Duration::from_millis(1500);
 /// The longest pause between two attempts is 10 s.
 const RESUME: Duration = Duration::from_secs(30);
 
-/// What the driver says when the guest cannot spare more.
-const STARVED: &str = "cannot spare more memory";
+/// What a driver says when the guest cannot spare more.
+fn starved(driver: Driver) -> &'static str {
+    match driver {
+        Driver::Rust => "cannot spare more memory",
+        Driver::C => "Out of puff",
+    }
+}
 
 /// A target above the guest's memory is approached, not met, and the guest stays usable; when memory
 /// becomes free, the driver goes on by itself.
@@ -50,7 +56,7 @@ pub(super) fn unreachable(s: &Session) -> Result<()> {
     let lines = s
         .log()?
         .iter()
-        .filter(|line| line.contains(STARVED))
+        .filter(|line| line.contains(starved(s.driver())))
         .count();
     ensure!((1..=2).contains(&lines), "{lines} lines in the log");
     s.note(format!("{} of {}", show(stuck), show(s.machine().memory())));
