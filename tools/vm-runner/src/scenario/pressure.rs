@@ -197,7 +197,7 @@ fn compaction(s: &Session) -> Result<()> {
 
 /// With deflate-on-oom, a guest that needs its memory gets it back instead of losing processes, and
 /// the balloon comes back by itself later.
-fn deflate_on_oom(s: &Session) -> Result<()> {
+pub(super) fn deflate_on_oom(s: &Session) -> Result<()> {
     /// After an emergency there is a pause, and then it goes slowly.
     const BACK: Duration = Duration::from_secs(60);
 

@@ -2,13 +2,15 @@
 
 //! The distribution's kernel in QEMU, the product's real target.
 
-use anyhow::ensure;
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
-use super::{Part, Scenario};
+use super::{Part, Scenario, only, pressure};
 use crate::host::Dialect;
 use crate::paths::{Driver, Guest};
+use crate::process::poll;
 use crate::session::{Device, Session, Setup};
-use crate::size::{GIB, MIB};
+use crate::size::{GIB, MIB, PAGE};
 
 /// 4 GiB whose memory the host has allocated.
 const LARGE: Setup = Setup {
@@ -17,6 +19,9 @@ const LARGE: Setup = Setup {
     populated: true,
     ..Setup::USUAL
 };
+
+/// What a small balloon has.
+const SMALL: u64 = 100 * MIB + 3 * PAGE;
 
 const PARTS: &[Part] = &[
     Part {
@@ -57,8 +62,34 @@ const PARTS: &[Part] = &[
     },
 ];
 
+/// QEMU says so to whoever listens when the balloon has another size.
+fn tells(s: &Session) -> Result<()> {
+    let left = s.machine().memory() - SMALL;
+
+    s.resize(SMALL)?;
+    let told = poll(s.patience(), || {
+        let mut qmp = s.host().qmp().ok()?;
+        // Events come with answers.
+        qmp.query_balloon().ok()?;
+        let here =
+            |event: &Value| event["event"] == "BALLOON_CHANGE" && event["data"]["actual"] == left;
+        qmp.events().iter().any(here).then_some(())
+    });
+    told.context("QEMU tells nobody of the size that was met")?;
+    s.deflate().map(drop)
+}
+
+/// A guest that fills freed pages with zeroes says so, and may report them.
+fn fills(s: &Session) -> Result<()> {
+    ensure!(s.negotiated(4)?, "PAGE_POISON is not negotiated");
+    ensure!(s.negotiated(5)?, "REPORTING is not negotiated");
+    s.inflate(SMALL)?;
+    s.deflate()?;
+    s.sentinel_intact()
+}
+
 /// By what the pages were told, where the driver says it.
-fn by(s: &Session) -> anyhow::Result<String> {
+fn by(s: &Session) -> Result<String> {
     Ok(match s.driver() {
         Driver::Rust => format!(" by {}", s.attribute("protocol")?),
         Driver::C => String::new(),
@@ -90,6 +121,44 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         parts: PARTS,
         any_driver: true,
         seconds: 60,
+        ..Scenario::USUAL
+    },
+    Scenario {
+        name: "qemu-oom",
+        about: "gives memory of QEMU's own balloon back when the guest needs it, and QEMU tells of it",
+        guests: &[Guest::Stock],
+        setup: Setup {
+            memory: 384 * MIB,
+            device: Device::Qemu(&["deflate-on-oom=on"]),
+            ..Setup::USUAL
+        },
+        parts: &[
+            Part {
+                name: "events",
+                run: tells,
+            },
+            Part {
+                name: "deflate-on-oom",
+                run: pressure::deflate_on_oom,
+            },
+        ],
+        any_driver: true,
+        seconds: 60,
+        ..Scenario::USUAL
+    },
+    Scenario {
+        name: "init-on-free",
+        about: "reports free pages of a guest that fills them, to QEMU, which knows of that",
+        guests: &[Guest::Stock],
+        setup: Setup {
+            memory: 384 * MIB,
+            device: Device::Qemu(&["free-page-reporting=on"]),
+            command_line: "init_on_free=1",
+            ..Setup::USUAL
+        },
+        parts: &[only(fills)],
+        any_driver: true,
+        seconds: 20,
         ..Scenario::USUAL
     },
 ];
