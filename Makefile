@@ -70,7 +70,8 @@ tools: ## build the host daemon, balloonctl and the test runner into build/tools
 .PHONY: guest-tools
 guest-tools:
 	@$(setup) root
-	@tools/setup/build-tools -p vm-runner -p vhost-device-balloon -p balloonctl
+	@# By binaries of the whole workspace, so that what is compiled fits `tools` as well.
+	@tools/setup/build-tools --workspace --bin vbrs-vm --bin vbrs-guest --bin vhost-device-balloon --bin balloonctl
 
 .PHONY: test-host
 test-host: ## run the tests that need no guest
