@@ -17,6 +17,7 @@ use crate::ranges::Range;
 const PIECE: u64 = 1 << 20;
 /// What is a hole if it is all zeros: a page of most file systems.
 const GRAIN: usize = 4096;
+const ZEROS: [u8; GRAIN] = [0; GRAIN];
 
 /// What is in an image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,27 +40,31 @@ pub fn write(ram: &Ram, skip: &PageSet, file: &File) -> io::Result<Written> {
         ram,
         file,
         buffer: Vec::new(),
+        allocated: Range { start: 0, end: 0 },
         written: Written::default(),
     };
     let mut end = 0;
     for region in ram.ranges() {
+        image.allocated = ram.data(region);
         let mut at = region.start;
         for skipped in skip.ranges(region.start) {
             let skipped = skipped.and(region);
             if skipped.is_empty() {
                 break;
             }
-            image.copy(Range {
+            let kept = Range {
                 start: at,
                 end: skipped.start,
-            })?;
+            };
+            image.copy(kept, region)?;
             image.written.skipped += skipped.len();
             at = skipped.end;
         }
-        image.copy(Range {
+        let kept = Range {
             start: at,
             end: region.end,
-        })?;
+        };
+        image.copy(kept, region)?;
         end = region.end;
     }
     // The last pages may be a hole.
@@ -71,23 +76,30 @@ struct Image<'a> {
     ram: &'a Ram,
     file: &'a File,
     buffer: Vec<u8>,
+    /// What the host has allocated of the region from here on: found once for many ranges, since the
+    /// host looks at each page of it.
+    allocated: Range,
     written: Written,
 }
 
 impl Image<'_> {
-    /// Copies a range of memory, but for what the host has not allocated: that is zeros.
-    fn copy(&mut self, range: Range) -> io::Result<()> {
+    /// Copies a range of a region, but for what the host has not allocated: that is zeros. Ranges
+    /// come in ascending order.
+    fn copy(&mut self, range: Range, region: Range) -> io::Result<()> {
         let mut at = range.start;
         while at < range.end {
-            let rest = Range {
-                start: at,
-                end: range.end,
-            };
-            let data = self.ram.data(rest);
-            self.written.zeros += data.start.min(range.end) - at;
-            at = data.start;
-            while at < data.end {
-                let len = PIECE.min(data.end - at);
+            if self.allocated.end <= at {
+                self.allocated = self.ram.data(Range {
+                    start: at,
+                    end: region.end,
+                });
+            }
+            let start = self.allocated.start.clamp(at, range.end);
+            let end = self.allocated.end.clamp(start, range.end);
+            self.written.zeros += start - at;
+            at = start;
+            while at < end {
+                let len = PIECE.min(end - at);
                 self.copy_piece(at, len)?;
                 at += len;
             }
@@ -107,7 +119,8 @@ impl Image<'_> {
             written,
             ..
         } = self;
-        let is_zero = |grain: &&[u8]| grain.iter().all(|byte| *byte == 0);
+        // As one comparison of memory, which is much faster than a look at each byte.
+        let is_zero = |grain: &&[u8]| ZEROS.starts_with(grain);
         let mut grains = buffer.chunks(GRAIN).peekable();
         let mut from = 0;
         while let Some(first) = grains.next() {

@@ -190,6 +190,9 @@ impl Ram {
 
     /// The first part of a range within one region that the host has allocated, or an empty one at
     /// its end. What is before that reads as zeros.
+    ///
+    /// The host looks at each page of that part: whoever wants to know about many small ranges should
+    /// ask once, not for each.
     pub fn data(&self, range: Range) -> Range {
         let none = Range {
             start: range.end,
