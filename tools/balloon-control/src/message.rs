@@ -249,6 +249,8 @@ pub enum Reply {
         runs: u64,
         /// In how many answers.
         answers: u64,
+        /// The bytes of all its answers.
+        wire_bytes: u64,
         /// Whether it keeps that out of use.
         held: bool,
         /// What it took.

@@ -139,6 +139,8 @@ pub struct Answered {
     pub took: Duration,
     /// The pages it has named, if it was asked for any.
     pub named: Option<Arc<Named>>,
+    /// The bytes of all its answers.
+    pub wire_bytes: u64,
 }
 
 /// Why there is no good answer.
@@ -211,6 +213,8 @@ struct Open {
     parts: u64,
     pages: u64,
     end: u64,
+    /// Bytes of all answers so far.
+    wire: u64,
     set: PageSet,
     bad: bool,
     holds: bool,
@@ -407,6 +411,7 @@ impl Asks {
             parts: 0,
             pages: 0,
             end: 0,
+            wire: 0,
             set: PageSet::default(),
             bad: false,
             holds: command == Command::GetFreePages && request.flags & HOLD != 0,
@@ -474,6 +479,7 @@ impl Asks {
             answer,
             took: asked.elapsed(),
             named,
+            wire_bytes: open.wire,
         })
     }
 
@@ -654,6 +660,8 @@ impl Inner {
             same && o.sent && o.terminal.is_none()
         };
         let open = self.open.iter_mut().find(waits).ok_or_else(unasked)?;
+        let bytes = Answer::LEN.saturating_add(records.len());
+        open.wire = open.wire.saturating_add(bytes as u64);
         let names = open.command == Command::GetFreePages;
         if answer.status == Status::Partial {
             let taken = match (names, open.bad) {

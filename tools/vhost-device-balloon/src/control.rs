@@ -525,6 +525,7 @@ fn told(question: Question, answered: &Answered) -> Reply {
                 bytes: bytes(set.map_or(0, PageSet::pages)),
                 runs: set.map_or(0, |set| set.ranges(0).count() as u64),
                 answers: answer.detail,
+                wire_bytes: answered.wire_bytes,
                 held: matches!(question, Question::HoldFreePages { .. }),
                 took,
             }

@@ -230,15 +230,17 @@ fn free_pages_become_a_map() {
     let records: [(u32, u64, &[u64]); 2] = [(12, end - 1, &[3]), (12, HIGH / PAGE, &[2])];
     say_part(&mut guest, &part, &records);
     say(&mut guest, &answer(&asked, Status::Ok, 516, 2));
+    let wire = 3 * Answer::LEN + 4 * common::record(12, 0, &[1]).len();
     let (id, bytes) = match waiting.join().expect("no panic").expect("an answer") {
         Reply::FreePages {
             id,
             bytes,
+            wire_bytes,
             runs: 3,
             answers: 2,
             held: false,
             ..
-        } => (id, bytes),
+        } if wire_bytes == wire as u64 => (id, bytes),
         other => panic!("{other:?}"),
     };
     assert_eq!((id, bytes), (asked.id, 515 * PAGE));
