@@ -349,9 +349,24 @@ unsigned long vbrs_helper_global_node_page_state(enum node_stat_item item)
 	return global_node_page_state(item);
 }
 
+/* The free pages, with those that each processor keeps for itself, which the counter leaves out. */
 unsigned long vbrs_helper_free_pages(void)
 {
-	return global_zone_page_state(NR_FREE_PAGES);
+	unsigned long pages = 0;
+	struct zone *zone;
+	int nid, cpu, i;
+
+	for_each_online_node(nid) {
+		for (i = 0; i < MAX_NR_ZONES; i++) {
+			zone = &NODE_DATA(nid)->node_zones[i];
+			if (!populated_zone(zone))
+				continue;
+			pages += zone_page_state_snapshot(zone, NR_FREE_PAGES);
+			for_each_online_cpu(cpu)
+				pages += data_race(per_cpu_ptr(zone->per_cpu_pageset, cpu)->count);
+		}
+	}
+	return pages;
 }
 
 unsigned long vbrs_helper_totalram_pages(void)

@@ -453,8 +453,8 @@ impl Requests {
         } else if *little > 0 {
             let bytes = size.bytes(missing).min(LITTLE_BYTES);
 
-            // Whether more is free now is no measure: the processors keep some of it for themselves at first.
-            // If it does not go on this way, the cache goes as a whole.
+            // Whether more is free now is no measure: others may use it up meanwhile. If it does not go on this
+            // way, the cache goes as a whole.
             *little = match mm::reclaim_cache(bytes) {
                 Ok(()) => *little - 1,
                 Err(_) => 0,

@@ -27,9 +27,9 @@ pub(crate) fn pages_in_free_blocks(order: u32) -> u64 {
     usize_as_u64(unsafe { bindings::pages_in_free_blocks(order) })
 }
 
-/// The guest pages that are free.
+/// The guest pages that are free, with those that a processor has for itself.
 pub(crate) fn free_pages() -> u64 {
-    // SAFETY: Looks at a counter.
+    // SAFETY: Looks at counters.
     usize_as_u64(unsafe { bindings::free_pages() })
 }
 

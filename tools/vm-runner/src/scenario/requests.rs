@@ -291,9 +291,9 @@ fn caches(s: &Session) -> Result<()> {
     ensure!(s.set_attribute("allow_drop_caches", "1")?);
 
     let (freed, spare) = drop_caches(s, None)?;
-    // What processors keep for themselves does not count as free.
+    // The guest's programs go on meanwhile, and use some.
     ensure!(
-        freed > cached / 4 * 3,
+        freed > cached / 10 * 9,
         "{} of {} became free",
         show(freed),
         show(cached)
