@@ -497,6 +497,9 @@ pub struct RegionStatus {
     pub backing: String,
     /// Size of a page on the host, in bytes.
     pub host_page_bytes: u64,
+    /// Where it begins in the file behind it, if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file_offset: Option<u64>,
 }
 
 /// The balloon.

@@ -2,14 +2,16 @@
 
 //! The command line.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 use std::time::Duration;
 
 use balloon_control::Size;
 use balloon_control::size::SizeError;
-use clap::{Parser, Subcommand};
+use clap::error::ErrorKind;
+use clap::{CommandFactory as _, Parser, Subcommand};
 
+use crate::restore::Region;
 use crate::timeout::timeout;
 
 const AFTER: &str = "\
@@ -26,7 +28,7 @@ Exit status: 0 done, 1 failed, 2 wrong command line or value, 3 no daemon (or it
 pub(crate) struct Args {
     /// The daemon's control socket
     #[arg(short, long, value_name = "PATH")]
-    pub(crate) control_path: PathBuf,
+    control_path: Option<PathBuf>,
 
     /// Print JSON, one object a line
     #[arg(long, global = true)]
@@ -35,6 +37,19 @@ pub(crate) struct Args {
     /// What to do
     #[command(subcommand)]
     pub(crate) command: Command,
+}
+
+impl Args {
+    /// The daemon's control socket; ends the program if none was given.
+    pub(crate) fn control_path(&self) -> &Path {
+        self.control_path.as_deref().unwrap_or_else(|| {
+            let text =
+                "the following required argument was not provided:\n  --control-path <PATH>\n";
+            Self::command()
+                .error(ErrorKind::MissingRequiredArgument, text)
+                .exit()
+        })
+    }
 }
 
 #[derive(Debug, Subcommand)]
@@ -137,6 +152,18 @@ pub(crate) enum Command {
         /// Wait no longer than this for the guest to name its free memory
         #[arg(long, value_name = "TIME", value_parser = timeout, default_value = "60s")]
         timeout: Duration,
+    },
+    /// Put a snapshot back into a file with a guest's memory, which no guest may use meanwhile; needs
+    /// no daemon
+    Restore {
+        /// The snapshot
+        image: PathBuf,
+        /// The file; it is made if there is none. What was free is zeros in it
+        file: PathBuf,
+        /// A region of the guest's memory: guest physical address, bytes, and where it begins in the
+        /// file, as the daemon's status tells; once for each. Without it, address and place are the same
+        #[arg(long, value_name = "ADDRESS:BYTES:OFFSET")]
+        region: Vec<Region>,
     },
     /// Tell each change as it happens
     Watch,

@@ -8,6 +8,7 @@ mod args;
 mod ask;
 mod map;
 mod progress;
+mod restore;
 mod show;
 mod snapshot;
 mod timeout;
@@ -47,7 +48,7 @@ enum Trouble {
         path: PathBuf,
         error: io::Error,
     },
-    /// The guest cannot be stopped or let go on.
+    /// What has nothing to do with the daemon: the guest cannot be stopped, or an image is not good.
     Machine(String),
 }
 
@@ -112,8 +113,21 @@ fn failure(error: &ClientError) -> Failure {
 }
 
 fn run(args: &Args) -> Result<Status, Trouble> {
-    let mut client = Client::connect(&args.control_path)?;
     let mut out = io::stdout().lock();
+    if let Command::Restore {
+        image,
+        file,
+        region,
+    } = &args.command
+    {
+        let restored = restore::restore(image, file, region).map_err(Trouble::Machine)?;
+        match args.json {
+            true => print_json(&mut out, &restored)?,
+            false => show::restored(&mut out, &restored)?,
+        }
+        return Ok(Status::Done);
+    }
+    let mut client = Client::connect(args.control_path())?;
     match &args.command {
         Command::Target {
             size,
@@ -209,6 +223,8 @@ fn run(args: &Args) -> Result<Status, Trouble> {
                 false => show::snapshot(&mut out, &taken)?,
             }
         }
+        // It has nothing to do with a daemon.
+        Command::Restore { .. } => {}
         Command::Watch => {
             for event in client.watch()? {
                 let event = event?;

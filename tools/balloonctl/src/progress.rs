@@ -24,7 +24,7 @@ impl Progress {
     pub(crate) fn start(args: &Args) -> Self {
         let over = Arc::new(AtomicBool::new(args.json || !io::stderr().is_terminal()));
         if !over.load(Ordering::Relaxed) {
-            if let Ok(events) = Client::connect(&args.control_path).and_then(Client::watch) {
+            if let Ok(events) = Client::connect(args.control_path()).and_then(Client::watch) {
                 let over = Arc::clone(&over);
                 thread::spawn(move || {
                     for event in events.map_while(Result::ok) {

@@ -10,6 +10,7 @@ use balloon_control::message::{
 };
 use balloon_control::size::human;
 
+use crate::restore::Restored;
 use crate::snapshot::Taken;
 
 pub(crate) fn target(out: &mut impl Write, movement: &Movement) -> io::Result<()> {
@@ -38,6 +39,15 @@ pub(crate) fn waited(
             movement.elapsed_ms
         )
     }
+}
+
+pub(crate) fn restored(out: &mut impl Write, restored: &Restored) -> io::Result<()> {
+    writeln!(
+        out,
+        "{} restored, {} are zeros",
+        human(restored.written_bytes),
+        human(restored.zero_bytes)
+    )
 }
 
 pub(crate) fn hint(out: &mut impl Write, hint: &HintStatus) -> io::Result<()> {

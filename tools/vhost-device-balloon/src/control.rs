@@ -641,6 +641,7 @@ mod tests {
             bytes: u64::MAX,
             backing: "private".to_owned(),
             host_page_bytes: u64::MAX,
+            file_offset: Some(u64::MAX),
         };
         let mut status = Status {
             memory: MemoryStatus {

@@ -161,6 +161,7 @@ impl Ram {
                 "private".to_owned()
             },
             host_page_bytes: r.host_page,
+            file_offset: r.file.as_ref().map(|(_, offset)| *offset),
         };
         MemoryStatus {
             bytes: self.bytes(),

@@ -4,7 +4,7 @@
 
 use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use rustix::fs::{FallocateFlags, fallocate};
@@ -40,6 +40,11 @@ impl MemoryFile {
         let (_, path) =
             found.with_context(|| format!("process {pid} has no file of {bytes} bytes"))?;
         Ok(Self(path))
+    }
+
+    /// Where it can be opened as long as the machine is there.
+    pub fn path(&self) -> &Path {
+        &self.0
     }
 
     /// Has the host allocate all of it; what is in it stays.

@@ -26,6 +26,7 @@ pub mod log;
 pub mod machine;
 pub mod parity;
 pub mod paths;
+pub mod pause;
 pub mod process;
 pub mod qmp;
 pub mod random;

@@ -706,6 +706,11 @@ impl Session {
         self.body().memory_file.allocated()
     }
 
+    /// The file with the guest's memory.
+    pub fn memory_file(&self) -> &Path {
+        self.body().memory_file.path()
+    }
+
     // ---- memory ----
 
     /// Has the guest use nearly all of its free memory, write to the pages, read them back and free

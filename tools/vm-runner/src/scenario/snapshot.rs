@@ -11,12 +11,12 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, bail, ensure};
 use balloon_control::Client;
 use balloon_control::message::{Reply, Request};
-use rustix::process::{Pid, Signal, kill_process};
 
 use super::{Scenario, only};
 use crate::host::Dialect;
 use crate::machine::qemu;
 use crate::paths::{self, Guest};
+use crate::pause::Paused;
 use crate::session::{Device, Session, Setup};
 use crate::size::{MIB, PAGE, show};
 
@@ -33,30 +33,6 @@ const SETUP: Setup = Setup {
     },
     ..Setup::USUAL
 };
-
-/// The processes of the guest: the one with its memory, and those that its programs run in.
-fn family(first: i32) -> Result<Vec<Pid>> {
-    let mut all = vec![first];
-    let mut next = 0;
-    while let Some(pid) = all.get(next) {
-        for thread in std::fs::read_dir(format!("/proc/{pid}/task"))? {
-            let children = std::fs::read_to_string(thread?.path().join("children"))?;
-            let children = children.split_whitespace().map(str::parse);
-            all.extend(children.collect::<Result<Vec<i32>, _>>()?);
-        }
-        next += 1;
-    }
-    let pids = all.into_iter().map(Pid::from_raw);
-    pids.collect::<Option<_>>()
-        .context("a process without an id")
-}
-
-fn signal(pids: &[Pid], signal: Signal) -> Result<()> {
-    for pid in pids {
-        kill_process(*pid, signal)?;
-    }
-    Ok(())
-}
 
 /// What an image has: written, left out because it is free, and how long it took.
 fn save(client: &mut Client, path: &Path, id: Option<u32>) -> Result<(u64, u64, f64)> {
@@ -93,6 +69,30 @@ fn compare(part: &Path, full: &Path, memory: u64, free: &[(u64, u64)]) -> Result
     Ok(())
 }
 
+/// Makes all of a stopped guest's memory useless, and puts an image back, as people do it.
+fn scribble_and_restore(client: &mut Client, image: &Path, memory: &Path) -> Result<()> {
+    const PIECE: usize = 1 << 20;
+
+    let file = File::options().write(true).open(memory)?;
+    let mut command = Command::new(paths::sibling("balloonctl")?);
+    command.arg("restore").arg(image).arg(memory);
+    for region in client.status(false)?.memory.regions {
+        let offset = region.file_offset.context("memory without a file")?;
+        let (address, bytes) = (region.guest_addr, region.bytes);
+        let end = offset + bytes;
+        for at in (offset..end).step_by(PIECE) {
+            let len = (PIECE as u64).min(end - at) as usize;
+            file.write_all_at(&[0xa5; PIECE][..len], at)?;
+        }
+        let region = format!("{address:#x}:{bytes}:{offset:#x}");
+        command.args(["--region", &region]);
+    }
+    let output = command.output()?;
+    let error = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "balloonctl: {error}");
+    Ok(())
+}
+
 fn while_it_writes(s: &Session) -> Result<()> {
     let daemon = s.host().daemon()?;
     let mut client = Client::connect(daemon.control_path())?;
@@ -115,13 +115,15 @@ fn while_it_writes(s: &Session) -> Result<()> {
     let free = client.free_page_runs(id)?;
     let folder = s.folder();
     let (part, full) = (folder.join("part.image"), folder.join("full.image"));
-    let pids = family(s.machine().pid())?;
-    signal(&pids, Signal::STOP)?;
+    let restored = folder.join("restored.image");
+    let paused = Paused::new(s.machine().pid())?;
     let images = save(&mut client, &part, Some(id)).and_then(|part| {
-        let full = save(&mut client, &full, None)?;
-        Ok((part, full))
+        let all = save(&mut client, &full, None)?;
+        scribble_and_restore(&mut client, &folder.join("part.image"), s.memory_file())?;
+        save(&mut client, &restored, None)?;
+        Ok((part, all))
     });
-    signal(&pids, Signal::CONT)?;
+    drop(paused);
     let ((written, skipped, ms), (all, none, all_ms)) = images?;
     ensure!(
         skipped == bytes && none == 0,
@@ -135,9 +137,11 @@ fn while_it_writes(s: &Session) -> Result<()> {
         show(written),
         show(all)
     );
-    compare(&part, &full, s.machine().memory(), &free)?;
+    let memory = full.metadata()?.len();
+    compare(&part, &full, memory, &free).context("the image")?;
+    compare(&restored, &full, memory, &free).context("the memory that was put back")?;
 
-    // The guest goes on, with all its memory.
+    // The guest goes on, with all its memory, as it was put back.
     let release = Request::Release {
         timeout_ms: Some(30_000),
     };
@@ -151,7 +155,7 @@ fn while_it_writes(s: &Session) -> Result<()> {
         show(skipped),
         show(all)
     ));
-    for image in [part, full] {
+    for image in [part, full, restored] {
         std::fs::remove_file(image)?;
     }
     s.sentinel_intact()
@@ -190,10 +194,10 @@ fn by_qmp(s: &Session) -> Result<()> {
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "snapshot",
-        about: "memory is written down without what is free, and all that is not free is in it",
+        about: "memory is written down without what is free, put back over scribbles, and all that is not free is there",
         setup: SETUP,
         parts: &[only(while_it_writes)],
-        seconds: 6,
+        seconds: 9,
         ..Scenario::USUAL
     },
     Scenario {
