@@ -239,10 +239,20 @@ fn poisoned(s: &Session) -> Result<()> {
     s.use_all()
 }
 
+/// The disk, as the guest's kernel calls it.
+fn disk(s: &Session) -> &'static str {
+    match s.machine().guest() {
+        Guest::Uml | Guest::UmlLean => "/dev/ubda",
+        Guest::Stock => "/dev/nvme0n1",
+        Guest::Debug => "/dev/vda",
+    }
+}
+
 /// Reads a disk, so that the guest's memory is full of cache.
 fn fill_cache(s: &Session, megabytes: u64) -> Result<u64> {
     s.sh(&format!(
-        "dd if=/dev/ubda of=/dev/null bs=1M count={megabytes}"
+        "dd if={} of=/dev/null bs=1M count={megabytes}",
+        disk(s)
     ))?;
     let cached = s.account_as_is()?.meminfo("Buffers")?;
     ensure!(cached > megabytes * MIB / 10 * 9);
@@ -269,9 +279,10 @@ fn drop_caches(s: &Session, until: Option<u64>) -> Result<(u64, u64)> {
 /// Caches are dropped when the host asks, not when enough is free, and not when the guest forbids it.
 fn caches(s: &Session) -> Result<()> {
     // The cache of a disk goes with the last one who has it open.
+    let command = format!("sleep 1000 <{}", disk(s));
     let open = s
         .machine()
-        .background("sleep 1000 </dev/ubda", Duration::from_secs(1000))?;
+        .background(&command, Duration::from_secs(1000))?;
     let cached = fill_cache(s, 96)?;
     let free = s.account_as_is()?.free()?;
     let (freed, _) = drop_caches(s, Some(free / 2 / PAGE * PAGE))?;
@@ -459,7 +470,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "free-pages",
         about: "names the pages that its kernel says are free, in order and fragmented",
-        guests: &[Guest::Uml, Guest::Debug],
+        guests: &[Guest::Uml, Guest::Stock, Guest::Debug],
         setup: ASKING,
         parts: &[only(free_pages)],
         ..Scenario::USUAL
@@ -506,6 +517,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "drop-caches",
         about: "drops caches when asked: not if enough is free, not if the guest forbids it",
+        guests: &[Guest::Uml, Guest::Stock],
         setup: Setup {
             disk: 128 * MIB,
             cpus: 1,
