@@ -6,6 +6,7 @@ mod fragmented;
 mod idle;
 mod job;
 mod prealloc;
+mod requests;
 mod scaling;
 mod stall;
 mod touched;
@@ -21,10 +22,21 @@ use crate::spec::Spec;
 pub struct Group {
     /// Its cases.
     pub specs: &'static [Spec],
-    /// Whether it belongs to the short run that only looks whether the benchmarks work.
-    pub smoke: bool,
+    /// In which runs.
+    pub when: When,
     /// Makes the guests it needs.
     pub open: fn(&Context) -> Result<Box<dyn Bench>>,
+}
+
+/// When cases are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum When {
+    /// Also in the short run that only looks whether the benchmarks work.
+    Smoke,
+    /// If nothing else is said.
+    Always,
+    /// Only if they are named.
+    Named,
 }
 
 /// What the user has chosen.
@@ -61,7 +73,7 @@ pub struct Sample {
 }
 
 /// All there are, in the order of the report.
-pub const ALL: [Group; 9] = [
+pub const ALL: [Group; 12] = [
     idle::UML,
     touched::GROUP,
     idle::QEMU,
@@ -71,6 +83,9 @@ pub const ALL: [Group; 9] = [
     scaling::GROUP,
     job::GROUP,
     stall::GROUP,
+    requests::free_pages::GROUP,
+    requests::drop_caches::GROUP,
+    requests::snapshot::GROUP,
 ];
 
 /// A stock kernel's command line that keeps it from zeroing each page that is allocated.
@@ -95,6 +110,6 @@ mod tests {
         assert_eq!(names.len(), all);
         let easy = |c: char| c.is_ascii_lowercase() || c == '-';
         assert!(names.iter().all(|name| name.chars().all(easy)));
-        assert!(ALL.iter().any(|group| group.smoke));
+        assert!(ALL.iter().any(|group| group.when == When::Smoke));
     }
 }

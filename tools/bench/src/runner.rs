@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 
 use crate::case::{Case, Run};
-use crate::cases::{ALL, Bench, Context, Group, Sample};
+use crate::cases::{ALL, Bench, Context, Group, Sample, When};
 use crate::spec::Spec;
 
 /// A spread above this is too large: the machine was busy with something else.
@@ -48,7 +48,11 @@ pub fn choose(wanted: &[String], smoke: bool) -> Result<Vec<(Group, Vec<&'static
         false => name.contains(word.as_str()),
     };
     let wants = |name: &str| wanted.is_empty() || wanted.iter().any(|word| means(word, name));
-    let groups = ALL.into_iter().filter(|group| group.smoke || !smoke);
+    let groups = ALL.into_iter().filter(|group| match group.when {
+        When::Smoke => true,
+        When::Always => !smoke,
+        When::Named => !smoke && !wanted.is_empty(),
+    });
     let chosen = groups.map(|group| {
         let specs = group.specs.iter().filter(|spec| wants(spec.name)).collect();
         (group, specs)
@@ -189,7 +193,7 @@ mod tests {
     fn group(open: fn(&Context) -> Result<Box<dyn Bench>>) -> Group {
         Group {
             specs: &[SPEC],
-            smoke: false,
+            when: When::Always,
             open,
         }
     }
@@ -262,6 +266,9 @@ mod tests {
         );
         assert_eq!(names(&["stall", "scaling"]), ["scaling", "stall"]);
         assert!(names(&[]).len() >= 13);
+        // What takes long, and belongs to no comparison of drivers, has to be asked for.
+        assert!(!names(&[]).iter().any(|name| name.starts_with("requests-")));
+        assert_eq!(names(&["requests"]).len(), 3);
         let why = choose(&["nonsense".to_owned()], false)
             .unwrap_err()
             .to_string();

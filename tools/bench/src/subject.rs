@@ -35,6 +35,8 @@ pub struct Plan {
     pub driver: Driver,
     /// Whether the host allocates all of the guest's memory before it boots.
     pub populated: bool,
+    /// Bytes of a disk; 0 for none.
+    pub disk: u64,
     /// More for the kernel's command line.
     pub command_line: &'static str,
     /// How QEMU runs it.
@@ -50,6 +52,7 @@ impl Plan {
         device: Device::speaking(Dialect::Bitmap),
         driver: Driver::Rust,
         populated: false,
+        disk: 0,
         command_line: "",
         accelerator: Accelerator::Auto,
     };
@@ -120,6 +123,7 @@ impl Subject {
             device: plan.device,
             load: None,
             populated: plan.populated,
+            disk: plan.disk,
             sentinel: 0,
             command_line: plan.command_line,
             ..Setup::USUAL

@@ -5,7 +5,7 @@
 use anyhow::{Result, ensure};
 use vm_runner::size::{GIB, MIB};
 
-use super::{Bench, Group, Sample};
+use super::{Bench, Group, Sample, When};
 use crate::case::{OURS, REFERENCE};
 use crate::guest::{Buddies, FRAGMENT_ORDER};
 use crate::helper::HELPER;
@@ -30,7 +30,7 @@ const SPEC: Spec = Spec {
 /// The group of this one case.
 pub(super) const GROUP: Group = Group {
     specs: &[SPEC],
-    smoke: false,
+    when: When::Always,
     open: |_| {
         let mut subjects = Vec::new();
         for (side, plan) in [(OURS, Plan::UML), (REFERENCE, Plan::UML.c())] {

@@ -7,7 +7,7 @@ use vm_runner::host::Dialect;
 use vm_runner::session::Device;
 use vm_runner::size::GIB;
 
-use super::{ABOUT_INIT, Bench, Context, Group, NO_INIT, Sample};
+use super::{ABOUT_INIT, Bench, Context, Group, NO_INIT, Sample, When};
 use crate::case::{OURS, REFERENCE};
 use crate::spec::{Bound, Ratio, Spec};
 use crate::subject::{Plan, Subject};
@@ -59,7 +59,7 @@ const QEMU_PFN: Spec = Spec {
 /// User Mode Linux: ours by page bitmap, ours by PFN arrays, and the C driver.
 pub(super) const UML: Group = Group {
     specs: &[UML_INFLATE, UML_DEFLATE, UML_PFN],
-    smoke: true,
+    when: When::Smoke,
     open: |_| {
         Idle::open(
             vec![
@@ -87,7 +87,7 @@ pub(super) const UML: Group = Group {
 /// QEMU as it comes.
 pub(super) const QEMU: Group = Group {
     specs: &[QEMU_INFLATE],
-    smoke: false,
+    when: When::Always,
     open: |context| {
         let plan = qemu(context, "");
         Idle::open(
@@ -107,7 +107,7 @@ pub(super) const QEMU: Group = Group {
 /// QEMU with a guest that does not zero what is allocated.
 pub(super) const QEMU_NO_INIT: Group = Group {
     specs: &[QEMU_INFLATE_NO_INIT, QEMU_PFN],
-    smoke: false,
+    when: When::Always,
     open: |context| {
         let plan = qemu(context, NO_INIT);
         let stock = plan.device(Device::Qemu(&[]));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context as _, Result, ensure};
 use vm_runner::size::{GIB, MIB};
 
-use super::{Bench, Group, Sample};
+use super::{Bench, Group, Sample, When};
 use crate::case::{Figures, OURS, REFERENCE, Run};
 use crate::helper::HELPER;
 use crate::spec::{Bound, Ratio, Spec};
@@ -47,7 +47,7 @@ const SLOWEST: Spec = Spec {
 /// The group of these two cases.
 pub(super) const GROUP: Group = Group {
     specs: &[MEAN, SLOWEST],
-    smoke: false,
+    when: When::Always,
     open: |_| {
         let ours = Subject::boot(Plan::UML)?;
         let c = Subject::boot(Plan::UML.c())?;

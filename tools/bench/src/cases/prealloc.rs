@@ -6,7 +6,7 @@
 use anyhow::Result;
 use vm_runner::size::GIB;
 
-use super::{ABOUT_INIT, Bench, Context, Group, NO_INIT, Sample};
+use super::{ABOUT_INIT, Bench, Context, Group, NO_INIT, Sample, When};
 use crate::case::{OURS, REFERENCE, Run};
 use crate::host;
 use crate::repopulate;
@@ -27,7 +27,7 @@ const SPEC: Spec = Spec {
 /// With a kernel that does not zero what is allocated.
 pub(super) const GROUP: Group = Group {
     specs: &[SPEC],
-    smoke: false,
+    when: When::Always,
     open: |context| Prealloc::open(context, SPEC.name, NO_INIT),
 };
 

@@ -5,7 +5,7 @@
 use anyhow::Result;
 use vm_runner::size::{GIB, MIB};
 
-use super::{Bench, Group, Sample};
+use super::{Bench, Group, Sample, When};
 use crate::case::{JUDGED, Run};
 use crate::host;
 use crate::spec::{Bound, Ratio, Spec};
@@ -27,7 +27,7 @@ const SPEC: Spec = Spec {
 /// The group of this one case.
 pub(super) const GROUP: Group = Group {
     specs: &[SPEC],
-    smoke: false,
+    when: When::Always,
     open: |_| {
         let mut subjects = Vec::new();
         for (size, side) in SIZES {

@@ -12,7 +12,7 @@ use vm_runner::process::poll;
 use vm_runner::session::Device;
 use vm_runner::size::GIB;
 
-use super::{Bench, Context, Group, Sample};
+use super::{Bench, Context, Group, Sample, When};
 use crate::case::{OURS, REFERENCE, Run};
 use crate::guest::Stalls;
 use crate::helper::HELPER;
@@ -43,7 +43,7 @@ const SPEC: Spec = Spec {
 /// The group of this one case.
 pub(super) const GROUP: Group = Group {
     specs: &[SPEC],
-    smoke: false,
+    when: When::Always,
     open: |context| Stall::open(context),
 };
 

@@ -5,7 +5,7 @@
 use anyhow::{Context as _, Result};
 use vm_runner::size::GIB;
 
-use super::{Bench, Group, Sample};
+use super::{Bench, Group, Sample, When};
 use crate::case::{OURS, REFERENCE, Run};
 use crate::helper::HELPER;
 use crate::spec::{Bound, Ratio, Spec};
@@ -26,7 +26,7 @@ const SPEC: Spec = Spec {
 /// The group of this one case.
 pub(super) const GROUP: Group = Group {
     specs: &[SPEC],
-    smoke: true,
+    when: When::Smoke,
     open: |_| {
         let subject = Subject::boot(Plan::UML)?;
         subject.bring_helper()?;
