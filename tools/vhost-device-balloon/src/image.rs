@@ -141,3 +141,89 @@ impl Image<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use proptest::prelude::*;
+    use vm_memory::{FileOffset, GuestMemoryMmap, GuestRegionMmap, MmapRegion};
+
+    use super::*;
+
+    const PAGE: u64 = 4096;
+    /// Pages of a region.
+    const PAGES: u64 = 24;
+    /// Where the second region begins, and where it is in the file.
+    const HIGH: u64 = 1 << 20;
+    const OFFSET: u64 = PAGES * PAGE;
+
+    /// Memory in two regions of one file, and the file.
+    fn memory() -> (GuestMemoryMmap, File) {
+        let file = tempfile::tempfile_in("/dev/shm").expect("a file in memory");
+        file.set_len(2 * OFFSET).expect("sized");
+        let kept = file.try_clone().expect("a file");
+        let file = Arc::new(file);
+        let regions = [(0, 0), (HIGH, OFFSET)].map(|(addr, offset)| {
+            let offset = FileOffset::from_arc(Arc::clone(&file), offset);
+            let mapping = MmapRegion::from_file(offset, OFFSET as usize).expect("mapped");
+            GuestRegionMmap::new(mapping, GuestAddress(addr)).expect("a region")
+        });
+        let memory = GuestMemoryMmap::from_regions(regions.into()).expect("memory");
+        (memory, kept)
+    }
+
+    /// What a page is.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Page {
+        /// The host has not allocated it.
+        Hole,
+        /// It is zeros.
+        Zeros,
+        /// It has something in it.
+        Data,
+    }
+
+    proptest! {
+        /// Whatever is allocated and whatever is left out: the rest is as in memory.
+        #[test]
+        fn all_that_is_not_left_out_is_there(
+            pages in prop::collection::vec(
+                (prop::sample::select(&[Page::Hole, Page::Zeros, Page::Data][..]), any::<bool>()),
+                2 * PAGES as usize,
+            ),
+        ) {
+            let (memory, file) = memory();
+            let mut skip = PageSet::default();
+            let address = |i: u64| if i < PAGES { i * PAGE } else { HIGH + (i - PAGES) * PAGE };
+            for (i, (page, skipped)) in (0..).zip(&pages) {
+                match page {
+                    Page::Hole => {}
+                    Page::Zeros => file.write_all_at(&[0; 4096], i * PAGE).expect("written"),
+                    Page::Data => file.write_all_at(&[7; 4096], i * PAGE).expect("written"),
+                }
+                if *skipped {
+                    let start = address(i);
+                    skip.add(Range { start, end: start + PAGE });
+                }
+            }
+            let ram = Ram::new(&memory).expect("ram");
+            let image = tempfile::tempfile().expect("an image");
+            let written = write(&ram, &skip, &image).expect("written");
+            let mut sums = Written::default();
+            for (i, (page, skipped)) in (0..).zip(&pages) {
+                let mut bytes = [1; 4096];
+                image.read_exact_at(&mut bytes, address(i)).expect("read");
+                let data = *page == Page::Data && !skipped;
+                prop_assert!(bytes == [if data { 7 } else { 0 }; 4096], "page {}", i);
+                match (skipped, data) {
+                    (true, _) => sums.skipped += PAGE,
+                    (false, true) => sums.data += PAGE,
+                    (false, false) => sums.zeros += PAGE,
+                }
+            }
+            prop_assert_eq!(written, sums);
+            prop_assert_eq!(image.metadata().expect("its size").len(), HIGH + OFFSET);
+        }
+    }
+}
