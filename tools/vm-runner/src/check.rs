@@ -192,7 +192,8 @@ impl Run {
             End::Failed(why) => Some(why.lines().next().unwrap_or_default().to_owned()),
             _ => None,
         });
-        let excused = |why: &String| self.guest.is_uml() || EMULATION.iter().any(|w| why.contains(w));
+        let excused =
+            |why: &String| self.guest.is_uml() || EMULATION.iter().any(|w| why.contains(w));
         let Some(why) = failed.filter(excused) else {
             return reports;
         };

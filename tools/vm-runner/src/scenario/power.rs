@@ -292,7 +292,13 @@ pub(super) const SCENARIOS: &[Scenario] = &[
                 name: "to-memory",
                 run: |s| nap(s, "deep", wake_by_host),
             },
+            Part {
+                name: "unload",
+                run: Session::leave_clean,
+            },
         ],
+        // QEMU's machine, once it has slept, does not always power off, with whatever driver.
+        after: After::Nothing,
         any_driver: true,
         seconds: 60,
         ..Scenario::USUAL
