@@ -7,8 +7,10 @@ mod batch;
 mod block;
 mod caches;
 mod free_list;
+mod hibernation;
 mod marked;
 mod memory;
+mod notifier;
 mod offline;
 mod oom;
 mod poison;
@@ -38,6 +40,10 @@ pub(crate) use self::{
         for_each_free,
         free_pages,
         pages_in_free_blocks, //
+    },
+    hibernation::{
+        HibernateHandler,
+        HibernateNotifier, //
     },
     marked::MarkedPages,
     memory::{

@@ -21,8 +21,6 @@ mod mm;
 #[allow(unsafe_code)]
 mod page_list;
 #[allow(unsafe_code)]
-mod power;
-#[allow(unsafe_code)]
 mod sysfs;
 #[allow(unsafe_code)]
 #[macro_use]

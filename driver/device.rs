@@ -36,12 +36,12 @@ use crate::{
     },
     mm::{
         self,
+        HibernateNotifier,
         OfflineNotifier,
         OnFree,
         OomNotifier,
         Shrinker, //
     },
-    power::HibernateNotifier,
     sysfs,
     virtio,
     work::{

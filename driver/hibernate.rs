@@ -7,7 +7,7 @@
 
 use super::balloon::Balloon;
 use crate::{
-    power::HibernateHandler,
+    mm::HibernateHandler,
     work::Task, //
 };
 use kernel::{
