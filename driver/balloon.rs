@@ -368,9 +368,7 @@ impl Balloon {
 
     /// Makes the messages fit to the size of window that the user wants.
     pub(super) fn adopt_messages(&self, channel: &mut Channel) {
-        let wanted = self.knobs.lock().window;
-
-        channel.resize_messages(wanted);
+        channel.resize_messages(self.window());
     }
 }
 

@@ -326,7 +326,7 @@ impl virtio::Driver for BalloonDriver {
             return Err(EOPNOTSUPP);
         }
         balloon.link.patience.stopping.store(false, Relaxed);
-        let window = balloon.knobs.lock().window;
+        let window = balloon.window();
         let channel = Channel::new(balloon.link.clone(), protocol, window)?;
         balloon.started();
 

@@ -19,7 +19,6 @@ use crate::{
     mm::{
         self,
         Block,
-        MemoryNow,
         Shrink,
         Shrinker, //
     },
@@ -305,11 +304,7 @@ impl Hints {
     /// A block of free memory: as large as there are any, and not from what the guest needs to go on.
     fn next_block(&self, order: &mut u32) -> Option<Block> {
         let smallest = self.balloon.block_order.min(Block::MAX_ORDER);
-        let now = MemoryNow::read();
-        let spare = now
-            .free
-            .min(now.available)
-            .saturating_sub(self.balloon.reserve());
+        let spare = self.balloon.spare_unused();
 
         loop {
             if spare >= 1 << *order {

@@ -26,7 +26,7 @@ struct BitmapBytes;
 
 impl Show<BalloonDriver> for BitmapBytes {
     fn show(data: Pin<&BalloonData>, out: &mut dyn Write) -> Result {
-        let bytes = data.balloon.knobs.lock().window.bytes();
+        let bytes = data.balloon.window().bytes();
 
         write!(out, "{bytes}").map_err(|_| ENOSPC)
     }

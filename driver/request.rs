@@ -41,7 +41,6 @@ use crate::{
         self,
         Block,
         Cache,
-        MemoryNow,
         OnFree,
         Shrinker, //
     },
@@ -501,11 +500,7 @@ impl Requests {
     /// Takes some free blocks of an order, and keeps them. Returns which order comes next; `None` if there are
     /// no more, or no more are to be kept.
     fn take_blocks(&self, order: u32) -> Option<u32> {
-        let now = MemoryNow::read();
-        let mut spare = now
-            .free
-            .min(now.available)
-            .saturating_sub(self.balloon.reserve());
+        let mut spare = self.balloon.spare_unused();
 
         for _ in 0..BLOCKS {
             if spare < 1 << order {

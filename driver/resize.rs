@@ -23,7 +23,8 @@ use crate::{
     },
     mm::{
         self,
-        Block, //
+        Block,
+        MemoryNow, //
     },
     page_list::PageList,
 };
@@ -104,6 +105,13 @@ impl Balloon {
     /// The pages that can be taken from the guest now.
     pub(super) fn spare(&self) -> u64 {
         mm::available_pages().saturating_sub(self.reserve())
+    }
+
+    /// The pages of these that nobody uses. May sleep.
+    pub(super) fn spare_unused(&self) -> u64 {
+        let now = MemoryNow::read();
+
+        now.free.min(now.available).saturating_sub(self.reserve())
     }
 
     /// Reads the target, and decides.
