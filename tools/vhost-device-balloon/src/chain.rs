@@ -106,14 +106,19 @@ impl Chain {
             let into = buffer.get_mut(start..).unwrap_or_default();
             memory
                 .read_slice(into, *addr)
-                .map_err(|_| Refusal::ChainMemory {
-                    head: self.head,
-                    index,
-                    addr: addr.0,
-                    len: *len,
-                })?;
+                .map_err(|_| self.outside(index, *addr, *len))?;
         }
         Ok(())
+    }
+
+    /// What is wrong with a piece that is not in guest memory.
+    fn outside(&self, index: usize, addr: GuestAddress, len: u32) -> Refusal {
+        Refusal::ChainMemory {
+            head: self.head,
+            index,
+            addr: addr.0,
+            len,
+        }
     }
 
     /// Writes bytes into the chain.
@@ -135,12 +140,7 @@ impl Chain {
             let (part, after) = rest.split_at(rest.len().min(*len as usize));
             memory
                 .write_slice(part, *addr)
-                .map_err(|_| Refusal::ChainMemory {
-                    head: self.head,
-                    index,
-                    addr: addr.0,
-                    len: *len,
-                })?;
+                .map_err(|_| self.outside(index, *addr, *len))?;
             rest = after;
         }
         Ok(())
@@ -154,12 +154,7 @@ impl Chain {
     pub fn ranges(&self) -> Result<Vec<Range>, Refusal> {
         let range = |(index, (addr, len)): (usize, &(GuestAddress, u32))| {
             let end = addr.0.checked_add(u64::from(*len));
-            let end = end.ok_or(Refusal::ChainMemory {
-                head: self.head,
-                index,
-                addr: addr.0,
-                len: *len,
-            })?;
+            let end = end.ok_or_else(|| self.outside(index, *addr, *len))?;
             Ok(Range { start: addr.0, end })
         };
         self.pieces.iter().enumerate().map(range).collect()
