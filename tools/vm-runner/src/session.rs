@@ -336,6 +336,26 @@ impl Session {
         Account::parse(&format!("{}\n", self.sh(account::COMMAND)?))
     }
 
+    /// Waits until `bytes` are free again, within the slack. Without dropping caches: what is hinted to the host
+    /// counts as one, and would come back by that.
+    ///
+    /// # Errors
+    ///
+    /// If they are not in time; the message has the figures.
+    pub fn await_free(&self, bytes: u64, timeout: Duration) -> Result<()> {
+        let mut now = 0;
+        let back = poll(timeout, || {
+            match self.account_as_is().and_then(|a| a.free()) {
+                Ok(free) => {
+                    now = free;
+                    (free + self.slack() >= bytes).then_some(Ok(()))
+                }
+                Err(e) => Some(Err(e)),
+            }
+        });
+        back.with_context(|| format!("of {} only {} are free again", show(bytes), show(now)))?
+    }
+
     /// The kernel's log so far.
     ///
     /// # Errors

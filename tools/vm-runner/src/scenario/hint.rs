@@ -49,19 +49,7 @@ fn round(s: &Session) -> Result<HintStatus> {
 /// The host is done, and the guest has its memory again.
 fn done(s: &Session, before: u64) -> Result<()> {
     s.host().daemon()?.hint(HintAction::Done)?;
-    back(s, before)
-}
-
-fn back(s: &Session, before: u64) -> Result<()> {
-    let mut now = 0;
-    poll(SOON, || match free(s) {
-        Ok(free) => {
-            now = free;
-            (free + s.slack() >= before).then_some(Ok(()))
-        }
-        Err(e) => Some(Err(e)),
-    })
-    .with_context(|| format!("of {} only {} are free again", show(before), show(now)))?
+    s.await_free(before, SOON)
 }
 
 fn rounds(s: &Session) -> Result<()> {
@@ -133,7 +121,7 @@ fn beside(s: &Session) -> Result<()> {
     round(s)?;
     s.resize(160 * MIB)?;
     s.host().daemon()?.hint(HintAction::Done)?;
-    back(s, before - 160 * MIB)?;
+    s.await_free(before - 160 * MIB, SOON)?;
     s.balanced(160 * MIB)?;
     s.deflate().map(drop)
 }
@@ -190,13 +178,13 @@ fn kept(s: &Session) -> Result<()> {
         show(held - lent)
     );
     s.host().daemon()?.faults(&[])?;
-    back(s, before)?;
+    s.await_free(before, SOON)?;
 
     s.host().daemon()?.faults(&["withhold", "queue=hint"])?;
     s.host().daemon()?.hint(HintAction::Start)?;
     std::thread::sleep(Duration::from_millis(500));
     s.unload()?;
-    back(s, before)?;
+    s.await_free(before, SOON)?;
     s.host().daemon()?.faults(&[])?;
     s.load("")
 }

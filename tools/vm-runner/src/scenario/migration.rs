@@ -26,6 +26,8 @@ const MOST: u64 = 40;
 const WORKING_SET: u64 = 24 * MIB;
 /// What another one takes meanwhile; more than is free while all free pages are hinted.
 const TAKEN: u64 = 320 * MIB;
+/// What the driver may take to give back what it has hinted, once the guest has moved.
+const SETTLE: Duration = Duration::from_secs(30);
 /// Bytes a second that go over, where the figure does not depend on it.
 const FAST: u64 = 4 * GIB;
 
@@ -83,28 +85,7 @@ fn idle(s: &Session) -> Result<()> {
         with.transferred / MIB,
         without.transferred / MIB
     );
-    all_free_again(s, free)
-}
-
-/// The driver gives back what it has hinted, once the guest has moved.
-fn all_free_again(s: &Session, free: u64) -> Result<()> {
-    const SETTLE: Duration = Duration::from_secs(30);
-
-    let mut now = 0;
-    let back = poll(SETTLE, || match s.account().and_then(|a| a.free()) {
-        Ok(have) => {
-            now = have;
-            (have + s.slack() >= free).then_some(Ok(()))
-        }
-        Err(e) => Some(Err(e)),
-    });
-    back.with_context(|| {
-        format!(
-            "of {} MiB only {} are free after the migration",
-            free / MIB,
-            now / MIB
-        )
-    })?
+    s.await_free(free, SETTLE)
 }
 
 /// Programs that use memory all the time find every byte as they wrote it, wherever they run: one with a
@@ -137,7 +118,7 @@ fn writer(s: &Session) -> Result<()> {
     s.note(format!("{pieces} pieces checked"));
     s.sentinel_intact()?;
     s.sh("rm /mem/taken")?;
-    all_free_again(s, free)
+    s.await_free(free, SETTLE)
 }
 
 /// A migration that is given up leaves the guest with all of its memory, and the balloon works.
@@ -167,7 +148,7 @@ fn cancelled(s: &Session) -> Result<()> {
         (report["status"] == "cancelled").then_some(())
     });
     over.context("the migration is not cancelled in time")?;
-    all_free_again(s, free)?;
+    s.await_free(free, SETTLE)?;
     s.note(format!(
         "{} MiB were hinted when it was cancelled",
         held / MIB

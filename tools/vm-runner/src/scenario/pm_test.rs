@@ -93,15 +93,6 @@ fn host_is_dead(s: &Session) -> Result<()> {
     s.sentinel_intact()
 }
 
-/// As much memory is free as there was.
-fn back(s: &Session, before: u64) -> Result<()> {
-    poll(SOON, || match s.account_as_is().and_then(|a| a.free()) {
-        Ok(free) => (free + s.slack() >= before).then_some(Ok(())),
-        Err(e) => Some(Err(e)),
-    })
-    .context("what was hinted stays out of use")?
-}
-
 /// A device that was asleep knows nothing of what it asked for before: what was hinted is the guest's again,
 /// and an id that comes again is a new round.
 fn hinted(s: &Session) -> Result<()> {
@@ -114,7 +105,7 @@ fn hinted(s: &Session) -> Result<()> {
         hint.bytes
     );
     sleep(s, "mem")?;
-    back(s, before)?;
+    s.await_free(before, SOON)?;
 
     let rounds = daemon.status()?.counters.hint_requests;
     let id: String = hint.id.to_le_bytes().map(|b| format!("{b:02x}")).concat();
@@ -127,7 +118,7 @@ fn hinted(s: &Session) -> Result<()> {
     .context("an id that comes again after sleep is not answered")??;
     daemon.faults(&["config=8:01000000"])?;
     s.target(0)?;
-    back(s, before)?;
+    s.await_free(before, SOON)?;
     daemon.faults(&[])?;
     s.sentinel_intact()
 }

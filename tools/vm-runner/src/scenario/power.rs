@@ -261,21 +261,28 @@ const KERNELS: &[&str] = &[
     "nvme,drive=initramfs,serial=initramfs",
 ];
 
+/// A guest whose memory the host need not have allocated.
+const SMALL: Setup = Setup {
+    memory: 512 * MIB,
+    populated: false,
+    sentinel: 8 * MIB,
+    ..Setup::USUAL
+};
+
+const HINTS_AND_REPORTS: Device = Device::Qemu(&[
+    "iothread=balloon-io",
+    "free-page-hint=on",
+    "free-page-reporting=on",
+]);
+
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "sleep",
         about: "sleeps and wakes up with a full balloon: idle, and suspended to memory",
         guests: &[Guest::Stock],
         setup: Setup {
-            memory: 512 * MIB,
-            device: Device::Qemu(&[
-                "iothread=balloon-io",
-                "free-page-hint=on",
-                "free-page-reporting=on",
-            ]),
-            populated: false,
-            sentinel: 8 * MIB,
-            ..Setup::USUAL
+            device: HINTS_AND_REPORTS,
+            ..SMALL
         },
         parts: &[
             Part {
@@ -308,17 +315,10 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "wakes up from a disk, in another machine, with a full balloon",
         guests: &[Guest::Stock],
         setup: Setup {
-            memory: 512 * MIB,
             disk: GIB,
-            device: Device::Qemu(&[
-                "iothread=balloon-io",
-                "free-page-hint=on",
-                "free-page-reporting=on",
-            ]),
-            populated: false,
-            sentinel: 8 * MIB,
+            device: HINTS_AND_REPORTS,
             command_line: "VBRS_RESUME=nvme0n1",
-            ..Setup::USUAL
+            ..SMALL
         },
         parts: &[only(hibernate)],
         after: After::PowerOff,
@@ -331,11 +331,8 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "devices sleep and wake up while the balloon is on its way and pages are reported",
         guests: &[Guest::Debug],
         setup: Setup {
-            memory: 512 * MIB,
             device: Device::Qemu(&["free-page-reporting=on", "deflate-on-oom=on"]),
-            populated: false,
-            sentinel: 8 * MIB,
-            ..Setup::USUAL
+            ..SMALL
         },
         parts: &[only(storm)],
         any_driver: true,
@@ -347,12 +344,9 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "tells what it writes to freed memory, at first, when bound again and after sleep",
         guests: &[Guest::Debug],
         setup: Setup {
-            memory: 512 * MIB,
             device: Device::Qemu(&["free-page-reporting=on", "page-poison=on"]),
-            populated: false,
-            sentinel: 8 * MIB,
             command_line: "page_poison=1",
-            ..Setup::USUAL
+            ..SMALL
         },
         parts: &[only(poison)],
         any_driver: true,
