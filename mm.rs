@@ -14,6 +14,7 @@ mod notifier;
 mod offline;
 mod oom;
 mod poison;
+mod pressure;
 mod reporting;
 mod shrinker;
 mod stats;
@@ -65,13 +66,11 @@ pub(crate) use self::{
         on_free,
         OnFree, //
     },
+    pressure::Pressure,
     reporting::{
         PageReporting,
         Report, //
     },
-    shrinker::{
-        Shrink,
-        Shrinker, //
-    },
+    shrinker::Shrink,
     stats::MemoryNow, //
 };

@@ -91,7 +91,8 @@ pub(super) struct Balloon {
     #[pin]
     pub(super) pages: BalloonPages<SharedChannel>,
     /// Blocks that are hinted to the host.
-    pub(super) held: Arc<Held>,
+    #[pin]
+    pub(super) held: Held,
     /// What the device was told last of the size of the balloon; something else if it was told nothing
     /// since it was started.
     told_actual: Atomic<u64>,
@@ -167,7 +168,7 @@ impl Balloon {
             block_order,
             pages <- BalloonPages::new(accounts, whole_from, channel.clone()),
             channel,
-            held: Arc::pin_init(Held::new(), GFP_KERNEL)?,
+            held <- Held::new(),
             told_actual: Atomic::new(u64::MAX),
             emptied: Atomic::new(false),
             changes: Atomic::new(0),

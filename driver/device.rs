@@ -7,8 +7,8 @@ use super::{
     channel::Channel,
     hibernate::EmptyForImage,
     hint::{
-        Held,
-        HintPart, //
+        HintPart,
+        Hints, //
     },
     hold::Relief,
     knobs,
@@ -40,7 +40,7 @@ use crate::{
         OfflineNotifier,
         OnFree,
         OomNotifier,
-        Shrinker, //
+        Pressure, //
     },
     sysfs,
     virtio,
@@ -126,8 +126,8 @@ impl StatsPart {
 pub(crate) struct Running {
     _oom: Option<Pin<KBox<OomNotifier<OomDeflate>>>>,
     _offline: Pin<KBox<OfflineNotifier<OfflineDeflate>>>,
-    _shrinker: Option<Shrinker<Held>>,
-    _relief: Option<Shrinker<Relief>>,
+    _hints: Option<Pressure<Hints>>,
+    _relief: Option<Pressure<Relief>>,
 }
 
 /// How far the negotiation is.
@@ -351,7 +351,7 @@ impl virtio::Driver for BalloonDriver {
             GFP_KERNEL,
         )?;
         let offline = KBox::pin_init(OfflineNotifier::new(offline), GFP_KERNEL)?;
-        let shrinker = match &data.hint {
+        let hints = match &data.hint {
             Some(part) => Some(part.start()?),
             None => None,
         };
@@ -391,7 +391,7 @@ impl virtio::Driver for BalloonDriver {
         Ok(Running {
             _oom: oom,
             _offline: offline,
-            _shrinker: shrinker,
+            _hints: hints,
             _relief: relief,
         })
     }

@@ -19,8 +19,9 @@ use crate::{
     mm::{
         self,
         Block,
-        Shrink,
-        Shrinker, //
+        OomHandler,
+        Pressure,
+        Shrink, //
     },
     page_list::PageList,
     virtio::{
@@ -34,7 +35,7 @@ use crate::{
     },
 };
 use kernel::{
-    new_mutex,
+    new_mutex, new_spinlock,
     prelude::*,
     sync::{
         atomic::{
@@ -42,10 +43,13 @@ use kernel::{
             Relaxed, //
         },
         Arc,
-        Mutex, //
+        Mutex,
+        SpinLock, //
     },
     time::{
+        delay::fsleep,
         msecs_to_jiffies,
+        Delta,
         Instant,
         Jiffies,
         Monotonic, //
@@ -58,6 +62,13 @@ const SLICE_MS: u32 = 500;
 const LAST_MS: i64 = 2000;
 /// After how many blocks the host is told that there are some.
 const KICK_EVERY: u32 = 16;
+/// The most bytes that the device has at a time: 256 MiB, and this part of the guest's memory. Until it has used
+/// them nobody can have them back, however short of memory the guest is.
+const MOST_LENT: u64 = 256 << 20;
+const LENT_PART: u64 = 8;
+/// How long a guest that is out of memory waits for the device: 500 ms in all.
+const TRIES: u32 = 50;
+const TRY_MS: i64 = 10;
 
 /// What only the work item knows.
 struct Rounds {
@@ -69,11 +80,12 @@ struct Rounds {
 /// Blocks that were hinted and that the device has used, kept from the guest until the host is done, or until
 /// somebody needs them.
 ///
-/// Locks: `blocks` is innermost but for the locks of the allocator. The shrinker only tries it.
+/// Locks: `blocks` is innermost, and held for as long as it takes to link a block. It is a spinlock, so that reclaim
+/// never finds it with somebody who was preempted.
 #[pin_data]
 pub(super) struct Held {
     #[pin]
-    blocks: Mutex<PageList>,
+    blocks: SpinLock<PageList>,
     /// The number of guest pages in `blocks`.
     pages: Atomic<u64>,
     /// Somebody has needed them since the round began.
@@ -84,13 +96,17 @@ impl Held {
     /// None yet.
     pub(super) fn new() -> impl PinInit<Self> {
         pin_init!(Self {
-            blocks <- new_mutex!(PageList::new(), "Held::blocks"),
+            blocks <- new_spinlock!(PageList::new(), "Held::blocks"),
             pages: Atomic::new(0),
             needed: Atomic::new(false),
         })
     }
 
+    /// Keeps a block, unless somebody needs them.
     fn keep(&self, block: Block) {
+        if self.needed.load(Relaxed) {
+            return;
+        }
         let mut blocks = self.blocks.lock();
 
         blocks.push(block);
@@ -112,16 +128,11 @@ impl Held {
         self.needed.store(true, Relaxed);
         self.release()
     }
-}
 
-impl Shrink for Held {
-    fn count(&self) -> u64 {
-        self.pages.load(Relaxed)
-    }
-
-    fn shrink(&self, pages: u64) -> Option<u64> {
+    /// The same for about so many guest pages.
+    fn give_some(&self, pages: u64) -> u64 {
         let mut list = PageList::new();
-        let mut blocks = self.blocks.try_lock()?;
+        let mut blocks = self.blocks.lock();
 
         self.needed.store(true, Relaxed);
         while list.pages() < pages {
@@ -132,7 +143,7 @@ impl Shrink for Held {
         }
         self.pages.store(blocks.pages(), Relaxed);
         drop(blocks);
-        Some(list.pages())
+        list.pages()
     }
 }
 
@@ -262,8 +273,11 @@ impl Hints {
 
     /// Lends a block, when there is room. Returns false if it was not `wanted` any more before that.
     fn lend(&self, mut block: Block, wanted: &mut dyn FnMut() -> Result<bool>) -> Result<bool> {
+        let most = self.balloon.page_size().pages_in(MOST_LENT);
+        let most = most.min(mm::total_pages() / LENT_PART);
+
         loop {
-            block = match self.queue.lend(block) {
+            block = match self.queue.lend(block, most) {
                 Ok(()) => return Ok(true),
                 Err((block, ENOSPC)) => block,
                 Err((_, e)) => return Err(e),
@@ -320,6 +334,36 @@ impl Hints {
     }
 }
 
+impl Shrink for Hints {
+    fn count(&self) -> u64 {
+        self.balloon.held.pages.load(Relaxed)
+    }
+
+    fn shrink(&self, pages: u64) -> u64 {
+        self.balloon.held.give_some(pages)
+    }
+}
+
+impl OomHandler for Hints {
+    /// Gives back all that is kept; if that is nothing, what the device uses within half a second.
+    fn out_of_memory(&self) -> u64 {
+        let mut freed = self.balloon.held.give_up();
+
+        for _ in 0..TRIES {
+            while let Ok(Some(used)) = self.queue.take_used() {
+                if let Used::Block(block) = used {
+                    freed += block.pages();
+                }
+            }
+            if freed > 0 || self.queue.lent() == 0 {
+                break;
+            }
+            fsleep(Delta::from_millis(TRY_MS));
+        }
+        freed
+    }
+}
+
 impl Job for Hints {
     fn run(&self) -> Option<Jiffies> {
         // On an error the device is broken or gone: what it has comes back when it is reset.
@@ -352,8 +396,8 @@ impl HintPart {
     ///
     /// Returns what takes blocks back when the guest is short of memory; to be dropped before
     /// [`Self::stop`].
-    pub(super) fn start(&self) -> Result<Shrinker<Held>> {
-        let shrinker = Shrinker::new(c"virtio-balloon-rs", self.hints.balloon.held.clone())?;
+    pub(super) fn start(&self) -> Result<Pressure<Hints>> {
+        let pressure = Pressure::new(c"virtio-balloon-rs", self.hints.clone())?;
         let mut rounds = self.hints.rounds.lock();
 
         rounds.hinting = Hinting::new();
@@ -361,7 +405,7 @@ impl HintPart {
         drop(rounds);
         self.task.enable();
         self.wake();
-        Ok(shrinker)
+        Ok(pressure)
     }
 
     /// The device may want something, or has used something. Can be called from any context.

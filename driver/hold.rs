@@ -25,6 +25,7 @@ use crate::{
     mm::{
         Block,
         MarkedPages,
+        OomHandler,
         Shrink, //
     },
     page_list::PageList,
@@ -64,8 +65,9 @@ struct Kept {
 
 /// Keeps pages.
 ///
-/// Locks: `kept` is taken with nothing held, and by the shrinker, which only tries; under it only that of
-/// the queue. Pages are allocated and freed without it.
+/// Locks: `kept` is taken with nothing of ours held, also by reclaim and when the guest is out of memory;
+/// under it only that of the queue. Pages are allocated and freed without it, nothing else is allocated under
+/// it, and nobody waits for the host with it.
 #[pin_data]
 pub(super) struct Keeper {
     balloon: Arc<Balloon>,
@@ -169,14 +171,15 @@ impl Keeper {
         Ok(())
     }
 
-    /// Ends the hold, tells the host if it does not know, and gives all pages back. May sleep.
-    pub(super) fn end(&self, reason: Reason) {
+    /// Ends the hold, tells the host if it does not know, and gives all pages back. Returns how many guest
+    /// pages. Allocates nothing. May sleep.
+    pub(super) fn end(&self, reason: Reason) -> u64 {
         let mut kept = self.kept.lock();
 
         self.say(&mut kept, reason);
         let pages = self.take_all(&mut kept);
         drop(kept);
-        drop(pages);
+        pages.pages()
     }
 
     /// Ends the hold for the host, and gives all pages back. Returns how many balloon pages the host relied
@@ -256,9 +259,9 @@ impl Shrink for Relief {
         self.keeper.pages.load(Relaxed)
     }
 
-    fn shrink(&self, pages: u64) -> Option<u64> {
+    fn shrink(&self, pages: u64) -> u64 {
         let mut list = PageList::new();
-        let mut kept = self.keeper.kept.try_lock()?;
+        let mut kept = self.keeper.kept.lock();
 
         self.keeper.say(&mut kept, Reason::Pressure);
         while list.pages() < pages {
@@ -271,6 +274,12 @@ impl Shrink for Relief {
         drop(kept);
         // The rest is given up without making anybody wait.
         self.task.schedule(0);
-        Some(list.pages())
+        list.pages()
+    }
+}
+
+impl OomHandler for Relief {
+    fn out_of_memory(&self) -> u64 {
+        self.keeper.end(Reason::Pressure)
     }
 }

@@ -42,7 +42,7 @@ use crate::{
         Block,
         Cache,
         OnFree,
-        Shrinker, //
+        Pressure, //
     },
     virtio,
     work::{
@@ -761,14 +761,14 @@ impl RequestPart {
     /// # Errors
     ///
     /// [`ENOSPC`] if the rings are too small; nothing is served then.
-    pub(super) fn start(&self) -> Result<Shrinker<Relief>> {
+    pub(super) fn start(&self) -> Result<Pressure<Relief>> {
         let relief = Relief {
             keeper: self.keeper(),
             task: self.requests.expiry.clone(),
         };
         let relief = Arc::new(relief, GFP_KERNEL)?;
         let office = self.requests.open()?;
-        let shrinker = Shrinker::new(c"virtio-balloon-rs-hold", relief)?;
+        let pressure = Pressure::new(c"virtio-balloon-rs-hold", relief)?;
         let words = Request::LEN.div_ceil(size_of::<u64>());
 
         for _ in 0..BUFFERS {
@@ -779,7 +779,7 @@ impl RequestPart {
         self.requests.expiry.enable();
         self.task.enable();
         self.wake();
-        Ok(shrinker)
+        Ok(pressure)
     }
 
     /// The device has used something. Can be called from any context.

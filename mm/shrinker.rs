@@ -16,9 +16,10 @@ pub(crate) trait Shrink: Send + Sync + 'static {
     /// How many guest pages there are. Called in the path of memory allocation: must not sleep.
     fn count(&self) -> u64;
 
-    /// Gives back about `pages`. Returns how many; `None` if it cannot now. Called in the path of memory
-    /// allocation of any process: must neither allocate nor wait.
-    fn shrink(&self, pages: u64) -> Option<u64>;
+    /// Gives back about `pages`. Returns how many. Called in the path of memory allocation of any process: must
+    /// neither allocate nor wait for anybody who does; but it should wait for others who look at the same pages
+    /// for a moment, since reclaim that finds nothing at once kills a process.
+    fn shrink(&self, pages: u64) -> u64;
 }
 
 /// A registration with the kernel's memory reclaim. Dropping it ends it, and waits for a call under way.
@@ -78,9 +79,9 @@ impl<S: Shrink> Shrinker<S> {
         };
 
         match who.shrink(kernel::num::casts::usize_as_u64(want)) {
-            Some(pages) => usize::try_from(pages).unwrap_or(0),
             // CAST: the same bits.
-            None => bindings::VBRS_SHRINK_STOP as c_ulong,
+            0 => bindings::VBRS_SHRINK_STOP as c_ulong,
+            pages => usize::try_from(pages).unwrap_or(0),
         }
     }
 }

@@ -35,10 +35,11 @@ pub(crate) enum Used {
     Block(Block),
 }
 
-/// A virtqueue, and which of the words are on their way.
+/// A virtqueue, which of the words are on their way, and how many guest pages are lent.
 struct Inner {
     vq: Attachment,
     busy: u32,
+    lent: u64,
 }
 
 /// A virtqueue for blocks that the device may write, and for words that it reads, in order.
@@ -83,6 +84,7 @@ impl BlockQueue {
                 Inner {
                     vq: Attachment::Absent,
                     busy: 0,
+                    lent: 0,
                 },
                 "BlockQueue::inner"
             ),
@@ -132,19 +134,24 @@ impl BlockQueue {
         Ok(())
     }
 
-    /// Lends a block to the device, which is told by [`Self::kick`].
+    /// Lends a block to the device, which is told by [`Self::kick`]. No more than `most` guest pages are lent
+    /// at a time, or a single block.
     ///
     /// # Errors
     ///
-    /// The block comes back with [`ENOSPC`] if the ring is full, [`EIO`] if the device is broken,
-    /// [`ENODEV`] if the queue is revoked.
-    pub(crate) fn lend(&self, block: Block) -> Result<(), (Block, Error)> {
-        let inner = self.inner.lock();
+    /// The block comes back with [`ENOSPC`] if the ring is full or too much is lent, [`EIO`] if the device is
+    /// broken, [`ENODEV`] if the queue is revoked.
+    pub(crate) fn lend(&self, block: Block, most: u64) -> Result<(), (Block, Error)> {
+        let mut inner = self.inner.lock();
         let vq = match inner.vq.live() {
             Ok(vq) => vq,
             Err(e) => return Err((block, e)),
         };
         let order = block.order();
+        let lent = inner.lent.saturating_add(block.pages());
+        if inner.lent > 0 && lent > most {
+            return Err((block, ENOSPC));
+        }
         let page = block.into_raw();
         let mut entry = scatterlist::default();
 
@@ -156,8 +163,10 @@ impl BlockQueue {
             bindings::sg_set_block(&mut entry, page.as_ptr(), order);
             // INVARIANT: The order was put into the list fields.
             vq.add_in(&mut entry, 1, page.cast())
-                .map_err(|e| (Block::from_raw(page, order), e))
+                .map_err(|e| (Block::from_raw(page, order), e))?;
         }
+        inner.lent = lent;
+        Ok(())
     }
 
     /// Tells the device that there is something new.
@@ -177,10 +186,20 @@ impl BlockQueue {
     pub(crate) fn take_used(&self) -> Result<Option<Used>> {
         let mut inner = self.inner.lock();
 
-        let taken = inner.vq.live()?.take()?;
-
+        let Some((token, _)) = inner.vq.live()?.take()? else {
+            return Ok(None);
+        };
         // SAFETY: The token was in the virtqueue until now.
-        Ok(taken.map(|(token, _)| unsafe { self.redeem(&mut inner.busy, token) }))
+        let used = unsafe { self.redeem(&mut inner.busy, token) };
+        if let Used::Block(block) = &used {
+            inner.lent = inner.lent.saturating_sub(block.pages());
+        }
+        Ok(Some(used))
+    }
+
+    /// How many guest pages the device has.
+    pub(crate) fn lent(&self) -> u64 {
+        self.inner.lock().lent
     }
 
     /// What a token stands for.
@@ -242,6 +261,7 @@ impl AnyQueue for BlockQueue {
         // INVARIANT: The caller guarantees that `vq` is valid until `reclaim` and has no tokens.
         inner.vq = Attachment::Live(vq);
         inner.busy = 0;
+        inner.lent = 0;
         drop(inner);
         self.set_quiet();
     }
@@ -257,7 +277,7 @@ impl AnyQueue for BlockQueue {
 
     fn reclaim(&self) {
         let mut inner = self.inner.lock();
-        let Inner { vq, busy } = &mut *inner;
+        let Inner { vq, busy, .. } = &mut *inner;
 
         vq.detach(|token| {
             // SAFETY: The token was in the virtqueue until now.

@@ -28,6 +28,8 @@ const WORKING_SET: u64 = 24 * MIB;
 const TAKEN: u64 = 320 * MIB;
 /// What the driver may take to give back what it has hinted, once the guest has moved.
 const SETTLE: Duration = Duration::from_secs(30);
+/// What the driver lends QEMU at a time, about.
+const LENT: u64 = 240 * MIB;
 /// Bytes a second that go over, where the figure does not depend on it.
 const FAST: u64 = 4 * GIB;
 
@@ -124,7 +126,8 @@ fn writer(s: &Session) -> Result<()> {
 /// A migration that is given up leaves the guest with all of its memory, and the balloon works.
 fn cancelled(s: &Session) -> Result<()> {
     let free = s.account()?.free()?;
-    // Nobody reads there.
+    // Nobody reads there. Before long QEMU waits for that with what its hints need, too, so it has to do with what
+    // the driver lends it at a time, or little more.
     let nowhere = s.folder().join("nowhere");
     let _listener = UnixListener::bind(&nowhere)?;
     let uri = format!("unix:{}", nowhere.display());
@@ -135,7 +138,7 @@ fn cancelled(s: &Session) -> Result<()> {
         match s.account_as_is().and_then(|a| a.free()) {
             Ok(now) => {
                 held = free.saturating_sub(now);
-                (held > GIB).then_some(Ok(()))
+                (held > LENT / 2).then_some(Ok(()))
             }
             Err(e) => Some(Err(e)),
         }
