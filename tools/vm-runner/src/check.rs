@@ -132,10 +132,18 @@ pub fn run(options: &Options) -> Result<bool> {
         match results::collect(folder) {
             Ok(others) => tally.add(others),
             Err(e) => {
-                println!("FAIL results of the other steps: {e:#}");
+                let why = format!("{e:#}");
+                println!("FAIL results of the other steps: {why}");
                 tally.failed += 1;
+                tally
+                    .failures
+                    .push(("results of the other steps".into(), why));
             }
         }
+    }
+    // Once more, where the end of a long log shows them.
+    for (name, why) in &tally.failures {
+        println!("failed {name}: {why}");
     }
     for (name, why) in &tally.skipped {
         println!("skip {name}: {why}");
@@ -389,7 +397,11 @@ impl Report {
         let mut tally = Tally::default();
         match &self.end {
             End::Passed => tally.passed = 1,
-            End::Failed(_) => tally.failed = 1,
+            End::Failed(why) => {
+                tally.failed = 1;
+                let why = why.lines().next().unwrap_or_default();
+                tally.failures.push((self.name.clone(), why.to_owned()));
+            }
             End::Skipped(why) => tally.skipped.push((self.name.clone(), why.clone())),
         }
         tally

@@ -21,6 +21,9 @@ pub struct Tally {
     pub passed: u32,
     /// Tests that failed.
     pub failed: u32,
+    /// What is to be said of them once more in the end: name and reason, in a line.
+    #[serde(default)]
+    pub failures: Vec<(String, String)>,
     /// Tests that did not run: name and reason.
     pub skipped: Vec<(String, String)>,
 }
@@ -30,6 +33,7 @@ impl Tally {
     pub fn add(&mut self, other: Self) {
         self.passed += other.passed;
         self.failed += other.failed;
+        self.failures.extend(other.failures);
         self.skipped.extend(other.skipped);
     }
 
@@ -57,13 +61,16 @@ pub fn record(
     out: &mut impl Write,
 ) -> Result<Tally> {
     std::fs::create_dir_all(folder).with_context(|| format!("create {}", folder.display()))?;
-    let tally = run(name, command, out).unwrap_or_else(|e| {
+    let mut tally = run(name, command, out).unwrap_or_else(|e| {
         eprintln!("{name}: {e:#}");
         Tally {
             failed: 1,
             ..Tally::default()
         }
     });
+    if tally.failed > 0 {
+        tally.failures.push((name.to_owned(), tally.line()));
+    }
     let word = if tally.failed > 0 { "FAIL" } else { "ok  " };
     writeln!(out, "{word} {name}: {}", tally.line())?;
     let path = folder.join(format!("{name}.json"));
@@ -199,9 +206,10 @@ mod tests {
         step("one", "true");
         step("two", "exit 1");
         step("three", "/no/such/program");
-        assert_eq!(
-            collect(dir.path()).unwrap().line(),
-            "1 passed, 2 failed, 0 skipped"
-        );
+        let sum = collect(dir.path()).unwrap();
+        assert_eq!(sum.line(), "1 passed, 2 failed, 0 skipped");
+        let mut names: Vec<_> = sum.failures.iter().map(|f| f.0.as_str()).collect();
+        names.sort_unstable();
+        assert_eq!(names, ["three", "two"]);
     }
 }
