@@ -29,7 +29,11 @@ pub struct Stalls {
     pub lost_ms: f64,
 }
 
-/// Looks at the clock until `path`, which it creates, is gone.
+/// How long before its end [`stalls`] leaves off: then somebody comes to end it, who needs the processor himself.
+pub const STALLS_TAIL: Duration = Duration::from_millis(300);
+
+/// Looks at the clock until `path`, which it creates, is gone. What happens in the last [`STALLS_TAIL`] does not
+/// count.
 ///
 /// # Errors
 ///
@@ -41,23 +45,20 @@ pub fn stalls(path: &Path) -> Result<Stalls> {
     const LONG: Duration = Duration::from_micros(100);
     /// Of so many gaps is told.
     const TOLD: usize = 5;
+    /// So many are noted without looking for memory.
+    const ROOM: usize = 1 << 17;
 
+    let mut gaps: Vec<(Instant, Duration)> = Vec::with_capacity(ROOM);
     let _touched = File::create(path).with_context(|| format!("create {}", path.display()))?;
     let begun = Instant::now();
     let mut last = begun;
     let mut look = begun + LOOK;
-    let mut longest = [Duration::ZERO; TOLD];
-    let mut lost = Duration::ZERO;
     loop {
         let now = Instant::now();
         let gap = now - last;
         last = now;
         if gap > LONG {
-            lost += gap;
-            if gap > longest[TOLD - 1] {
-                longest[TOLD - 1] = gap;
-                longest.sort_by(|a, b| b.cmp(a));
-            }
+            gaps.push((now, gap));
         }
         if now >= look {
             if !path.exists() {
@@ -66,10 +67,17 @@ pub fn stalls(path: &Path) -> Result<Stalls> {
             look = Instant::now() + LOOK;
         }
     }
+    let end = last
+        .checked_sub(STALLS_TAIL)
+        .map_or(begun, |end| end.max(begun));
+    gaps.retain(|(at, _)| *at <= end);
+    let lost: Duration = gaps.iter().map(|(_, gap)| *gap).sum();
+    gaps.sort_by_key(|(_, gap)| std::cmp::Reverse(*gap));
     let ms = |d: Duration| d.as_secs_f64() * 1000.0;
+    let longest = (0..TOLD).map(|i| gaps.get(i).map_or(Duration::ZERO, |(_, gap)| *gap));
     Ok(Stalls {
-        watched_ms: ms(last - begun),
-        longest_ms: longest.into_iter().map(ms).collect(),
+        watched_ms: ms(end - begun),
+        longest_ms: longest.map(ms).collect(),
         lost_ms: ms(lost),
     })
 }
@@ -230,11 +238,13 @@ mod tests {
             while !remover.exists() {
                 std::thread::yield_now();
             }
+            std::thread::sleep(STALLS_TAIL + Duration::from_millis(50));
             fs::remove_file(remover).unwrap();
         });
         let seen = stalls(&path).unwrap();
         thread.join().unwrap();
         assert_eq!(seen.longest_ms.len(), 5);
+        assert!(seen.watched_ms > 0.0);
         assert!(seen.longest_ms[0] <= seen.watched_ms);
         assert!(seen.longest_ms.windows(2).all(|w| w[0] >= w[1]));
     }
