@@ -56,6 +56,12 @@ modules-debug: ## build it for the x86 kernel with all checks
 	@$(setup) debug
 	@$(module) debug
 
+# All at a time: most of building one is a single process.
+.PHONY: modules-all
+modules-all: setup
+	@builds=; for guest in stock uml uml-lean debug; do $(module) $$guest & builds="$$builds $$!"; done; \
+	for build in $$builds; do wait $$build || failed=1; done; exit $${failed:-0}
+
 modules-%:
 	@echo "there is no guest '$*'; there are: stock, uml, uml-lean, debug" >&2; exit 2
 
@@ -99,22 +105,30 @@ bench-smoke: modules-uml-lean tools ## a minute of bench, to see that it works
 
 ##@ Checks
 
+# A step of `check` whose result `vbrs-vm check --all` adds up in the end: its name, and the command.
+step = ($(vm) record --name $(1) -- $(2))
+# The same, beside others: what it says comes in one piece when it is done.
+beside = (said=$$(mktemp) && $(call step,$(1),$(2)) >"$$said" 2>&1; cat "$$said"; rm "$$said") &
+
 .PHONY: check
-check: setup modules-stock modules-uml modules-uml-lean modules-debug tools ## everything: lint, host tests, all guests
+check: modules-all tools ## everything: lint, host tests, all guests
 	@rm -rf build/results
-	@$(vm) record --name lint-scripts -- make lint-scripts
-	@$(vm) record --name lint-format -- make lint-format
-	@$(vm) record --name lint-module -- make lint-module
-	@$(vm) record --name lint-tools -- make lint-tools
-	@$(vm) record --name test-host -- make test-host
+	@$(call step,bench-smoke,build/tools/release/vbrs-bench --smoke)
+	@# Most of what a guest takes is waiting; what is compiled meanwhile uses the processors.
+	@$(call beside,parity,build/tools/release/vbrs-vm parity --short) \
+	$(call step,lint-scripts,make lint-scripts); \
+	$(call step,lint-format,make lint-format); \
+	$(call step,lint-module,make lint-module); \
+	$(call step,lint-tools,make lint-tools); \
+	wait
+	@$(call beside,libvirt,build/tools/release/vbrs-vm libvirt) \
+	$(call step,test-host,make test-host); \
+	wait
 	@tools/setup/crates save
-	@$(vm) record --name bench-smoke -- build/tools/release/vbrs-bench --smoke
-	@$(vm) record --name parity -- build/tools/release/vbrs-vm parity --short
-	@$(vm) record --name libvirt -- build/tools/release/vbrs-vm libvirt
 	@$(vm) check --all $(ARGS)
 
 .PHONY: parity
-parity: setup modules-stock modules-uml modules-debug guest-tools ## the C driver and this one side by side, into Documentation/parity.rst
+parity: modules-all guest-tools ## the C driver and this one side by side, into Documentation/parity.rst
 	@$(vm) parity --write Documentation/parity.rst $(ARGS)
 
 .PHONY: test-libvirt

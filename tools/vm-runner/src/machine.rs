@@ -91,7 +91,7 @@ struct Ends {
 
 /// How long a guest may take to boot; emulation on a busy machine is slow.
 fn boot_time(guest: Guest) -> Duration {
-    Duration::from_secs(if guest.is_uml() { 60 } else { 180 })
+    Duration::from_secs(if guest.is_uml() { 60 } else { 90 })
 }
 
 impl Machine {

@@ -88,6 +88,7 @@ pub(super) const ROWS: &[Row] = &[
     row("Migration with hints: bytes", "stock/migration/idle"),
     row("Migration that is cancelled", "stock/migration/cancelled"),
     row("Migration under a writer", "stock/migration/writer"),
+    row("Host keeps the blocks that are hinted", "uml/hint-kept"),
     row("Suspend to idle", "stock/sleep/idle"),
     row("Suspend to memory", "stock/sleep/to-memory"),
     row("Hibernation", "stock/hibernate"),

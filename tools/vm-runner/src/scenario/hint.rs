@@ -237,6 +237,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         parts: &[only(kept)],
         // All of that memory has been looked at; to use it all takes long.
         after: After::PowerOff,
+        any_driver: true,
         seconds: 8,
         ..Scenario::USUAL
     },
