@@ -56,10 +56,11 @@ modules-debug: ## build it for the x86 kernel with all checks
 	@$(setup) debug
 	@$(module) debug
 
-# All at a time: most of building one is a single process.
-.PHONY: modules-all
-modules-all: setup
-	@builds=; for guest in stock uml uml-lean debug; do $(module) $$guest & builds="$$builds $$!"; done; \
+# Those that tests run in, all at a time: most of building one is a single process.
+.PHONY: modules-tests
+modules-tests:
+	@$(setup) tests
+	@builds=; for guest in stock uml debug; do $(module) $$guest & builds="$$builds $$!"; done; \
 	for build in $$builds; do wait $$build || failed=1; done; exit $${failed:-0}
 
 modules-%:
@@ -100,7 +101,7 @@ bench: modules-stock modules-uml-lean tools ## measure speed against the C drive
 	@$(in-guests) build/tools/release/vbrs-bench $(CASE) $(ARGS)
 
 .PHONY: bench-smoke
-bench-smoke: modules-uml-lean tools ## a minute of bench, to see that it works
+bench-smoke: modules-uml tools ## a minute of bench, to see that it works
 	@$(in-guests) build/tools/release/vbrs-bench --smoke
 
 ##@ Checks
@@ -111,7 +112,7 @@ step = ($(vm) record --name $(1) -- $(2))
 beside = (said=$$(mktemp) && $(call step,$(1),$(2)) >"$$said" 2>&1; cat "$$said"; rm "$$said") &
 
 .PHONY: check
-check: modules-all tools ## everything: lint, host tests, all guests
+check: modules-tests tools ## everything: lint, host tests, all guests
 	@rm -rf build/results
 	@$(call step,bench-smoke,build/tools/release/vbrs-bench --smoke)
 	@# Most of what a guest takes is waiting; what is compiled meanwhile uses the processors.
@@ -128,7 +129,7 @@ check: modules-all tools ## everything: lint, host tests, all guests
 	@$(vm) check --all $(ARGS)
 
 .PHONY: parity
-parity: modules-all guest-tools ## the C driver and this one side by side, into Documentation/parity.rst
+parity: modules-tests guest-tools ## the C driver and this one side by side, into Documentation/parity.rst
 	@$(vm) parity --write Documentation/parity.rst $(ARGS)
 
 .PHONY: test-libvirt

@@ -129,7 +129,7 @@ impl Balloon {
         let negotiated = negotiate(vdev, &config, &params, Stage::Acknowledged)?;
         if negotiated.features != Features(vdev.features()) {
             // The host would take one thing for another.
-            dev_err!(vdev, "the device has changed its mind about page bitmaps\n");
+            dev_err!(vdev, "the device has changed its mind about its features\n");
             return Err(EPROTO);
         }
         if mm::is_kdump_kernel() {

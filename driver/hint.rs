@@ -350,9 +350,13 @@ impl OomHandler for Hints {
         let mut freed = self.balloon.held.give_up();
 
         for _ in 0..TRIES {
-            while let Ok(Some(used)) = self.queue.take_used() {
-                if let Used::Block(block) = used {
-                    freed += block.pages();
+            loop {
+                match self.queue.take_used() {
+                    Ok(Some(Used::Block(block))) => freed += block.pages(),
+                    Ok(Some(Used::Word)) => (),
+                    Ok(None) => break,
+                    // It comes back when the device is reset.
+                    Err(_) => return freed,
                 }
             }
             if freed > 0 || self.queue.lent() == 0 {

@@ -13,9 +13,11 @@ mod touched;
 
 use anyhow::Result;
 use vm_runner::machine::qemu::Accelerator;
+use vm_runner::paths::Guest;
 
 use crate::case::Run;
 use crate::spec::Spec;
+use crate::subject::Plan;
 
 /// Cases that are measured together.
 #[derive(Clone, Copy, Debug)]
@@ -44,6 +46,18 @@ pub enum When {
 pub struct Context {
     /// How QEMU runs guests.
     pub accelerator: Accelerator,
+    /// Which User Mode Linux runs the cases of a smoke test: one without checks for times that mean something.
+    pub uml: Guest,
+}
+
+impl Context {
+    /// An idle guest of User Mode Linux for a case that is in the smoke test, too.
+    pub fn uml(&self) -> Plan {
+        Plan {
+            guest: self.uml,
+            ..Plan::UML
+        }
+    }
 }
 
 /// Guests of a group, ready to be measured.

@@ -202,6 +202,7 @@ mod tests {
         let options = Options {
             context: Context {
                 accelerator: vm_runner::machine::qemu::Accelerator::Tcg,
+                uml: vm_runner::paths::Guest::Uml,
             },
             rounds: 4,
             budget,

@@ -31,6 +31,8 @@ use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
+use balloon_wire::logic::request::Request;
+
 use crate::config::READ_MAX;
 use crate::features::Role;
 use crate::state::lock;
@@ -50,8 +52,8 @@ const FAULTY: [Role; 6] = [
     Role::Request,
     Role::Answer,
 ];
-/// The longest bytes that are sent instead of a request.
-const REQUEST_MAX: usize = 64;
+/// The longest bytes that are sent instead of a request: the guest's buffers have room for no more.
+const REQUEST_MAX: usize = Request::LEN;
 
 const KINDS: &str = "none, withhold[=N], delay=MS, die[=N], used-id=ID, used-len=LEN, \
                      no-interrupt, reverse=N, queue=NAME, request=HEX, storm=HZ, flip=HZ and \
@@ -377,6 +379,7 @@ mod tests {
             "queue=stats",
             "request",
             "request=0",
+            "request=0000000000000000000000000000000000",
             "config=32",
             "config=32:0",
             "config=32:zz",

@@ -186,6 +186,8 @@ impl Test {
         /// What the guest is to have, on no boundary of blocks.
         const LESS: u64 = 300 * MIB / KIB + 4;
         const ALL: u64 = MEMORY / KIB;
+        /// What a program uses once.
+        const ONCE: u64 = 160 * MIB;
 
         self.virsh(&["start", NAME])?;
         let line = self.line()?;
@@ -208,6 +210,14 @@ impl Test {
         self.virsh(&["dommemstat", NAME, "--period", "1", "--live"])?;
         let first = self.await_stat("statistics", "last_update", |at| at > 0)?;
         self.await_stat("newer statistics", "last_update", |at| at > first)?;
+        // What the guest frees goes back to the host by itself.
+        line.sh(&format!("vbrs-guest fill /mem/once {ONCE} 2"))?;
+        let full = self.await_stat("resident", "rss", |kib| kib > ONCE / KIB)?;
+        line.sh("rm /mem/once")?;
+        let reported = full
+            - self.await_stat("freed memory is reported", "rss", |kib| {
+                kib + ONCE * 3 / 4 / KIB < full
+            })?;
         self.virsh(&["setmem", NAME, &LESS.to_string(), "--live"])?;
         self.await_stat("setmem", "actual", |kib| kib == LESS)?;
         ensure!(
@@ -217,6 +227,12 @@ impl Test {
         // With autodeflate the pages count as the guest's own.
         ensure!(meminfo(&line, "MemTotal")? == total, "MemTotal has changed");
         let free = self.await_stat("statistics", "unused", |kib| kib < LESS)?;
+        // A program that needs more than is left gets it, and the balloon comes back when it has ended.
+        let needed = meminfo(&line, "MemAvailable")? / 1024 + 48;
+        line.sh(&format!("vbrs-guest fill /mem/big {needed}M 3"))?;
+        let more = self.await_stat("autodeflate", "actual", |kib| kib > LESS)? - LESS;
+        line.sh("vbrs-guest verify /mem/big 3 && rm /mem/big")?;
+        self.await_stat("after autodeflate", "actual", |kib| kib == LESS)?;
 
         // To a file and back. The line ends, and the guest does not notice.
         line.sh("vbrs-guest fill /mem/kept 16M 1")?;
@@ -241,7 +257,8 @@ impl Test {
         }
         self.virsh(&["destroy", NAME])?;
         Ok(format!(
-            "setmem to {LESS} KiB and back, {free} KiB free meanwhile, dommemstat, managedsave and start"
+            "{reported} KiB reported, setmem to {LESS} KiB and back, {free} KiB free meanwhile, autodeflate by {more} KiB, \
+             dommemstat, managedsave and start"
         ))
     }
 }

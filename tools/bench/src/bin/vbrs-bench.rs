@@ -14,6 +14,7 @@ use bench::runner::{self, Options};
 use bench::smoke;
 use clap::Parser;
 use vm_runner::machine::qemu::Accelerator;
+use vm_runner::paths::Guest;
 use vm_runner::{log, paths};
 
 /// Measures how fast the balloon driver is.
@@ -81,8 +82,14 @@ fn run(cli: Cli) -> Result<ExitCode> {
     let options = Options {
         context: Context {
             accelerator: cli.accel,
+            // The smoke test uses what other tests have set up.
+            uml: if cli.smoke {
+                Guest::Uml
+            } else {
+                Guest::UmlLean
+            },
         },
-        rounds: if cli.smoke { 2 } else { cli.rounds },
+        rounds: if cli.smoke { 1 } else { cli.rounds },
         budget: BUDGET,
     };
     let chosen = runner::choose(&cli.case, cli.smoke)?;
@@ -122,7 +129,9 @@ fn run(cli: Cli) -> Result<ExitCode> {
             .map(|s| s.name)
             .collect();
         smoke::check(&folder, &names)?;
-        println!("bench: the output is sound");
+        println!(
+            "bench: the output is sound; the figures mean nothing, from one round and a kernel with checks"
+        );
         return Ok(ExitCode::SUCCESS);
     }
     println!("{}", table::summary(&cases));

@@ -60,21 +60,22 @@ const QEMU_PFN: Spec = Spec {
 pub(super) const UML: Group = Group {
     specs: &[UML_INFLATE, UML_DEFLATE, UML_PFN],
     when: When::Smoke,
-    open: |_| {
+    open: |context| {
+        let plan = context.uml();
         Idle::open(
             vec![
                 (
-                    Plan::UML,
+                    plan,
                     &[(UML_INFLATE.name, OURS)],
                     &[(UML_DEFLATE.name, OURS)],
                 ),
                 (
-                    Plan::UML.c(),
+                    plan.c(),
                     &[(UML_INFLATE.name, REFERENCE), (UML_PFN.name, REFERENCE)],
                     &[(UML_DEFLATE.name, REFERENCE)],
                 ),
                 (
-                    Plan::UML.device(Device::speaking(Dialect::PfnArray)),
+                    plan.device(Device::speaking(Dialect::PfnArray)),
                     &[(UML_PFN.name, OURS)],
                     &[],
                 ),

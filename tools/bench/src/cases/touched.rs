@@ -9,7 +9,7 @@ use super::{Bench, Group, Sample, When};
 use crate::case::{OURS, REFERENCE, Run};
 use crate::helper::HELPER;
 use crate::spec::{Bound, Ratio, Spec};
-use crate::subject::{Plan, Subject};
+use crate::subject::Subject;
 
 /// Bytes that the guest has used before.
 const TOUCHED: u64 = 3_200_000_000;
@@ -27,8 +27,8 @@ const SPEC: Spec = Spec {
 pub(super) const GROUP: Group = Group {
     specs: &[SPEC],
     when: When::Smoke,
-    open: |_| {
-        let subject = Subject::boot(Plan::UML)?;
+    open: |context| {
+        let subject = Subject::boot(context.uml())?;
         subject.bring_helper()?;
         Ok(Box::new(Touched(subject)))
     },
