@@ -114,7 +114,6 @@ beside = (said=$$(mktemp) && $(call step,$(1),$(2)) >"$$said" 2>&1; cat "$$said"
 .PHONY: check
 check: modules-tests tools ## everything: lint, host tests, all guests
 	@rm -rf build/results
-	@$(call step,bench-smoke,build/tools/release/vbrs-bench --smoke)
 	@# Most of what a guest takes is waiting; what is compiled meanwhile uses the processors.
 	@$(call beside,parity,build/tools/release/vbrs-vm parity --short) \
 	$(call step,lint-scripts,make lint-scripts); \
@@ -122,7 +121,8 @@ check: modules-tests tools ## everything: lint, host tests, all guests
 	$(call step,lint-module,make lint-module); \
 	$(call step,lint-tools,make lint-tools); \
 	wait
-	@$(call beside,libvirt,build/tools/release/vbrs-vm libvirt) \
+	@$(call beside,bench-smoke,build/tools/release/vbrs-bench --smoke) \
+	$(call step,libvirt,build/tools/release/vbrs-vm libvirt); \
 	$(call step,test-host,make test-host); \
 	wait
 	@tools/setup/crates save
@@ -159,7 +159,8 @@ lint-tools:
 	@$(setup) root
 	@echo '  LINT    tools'
 	@tools/setup/crates restore
-	@$(cargo) clippy $(manifest) --workspace --all-targets --locked --quiet -- -D warnings
+	@# In the profile of everything else, so that what runs in the compiler is compiled once.
+	@$(cargo) clippy $(manifest) --workspace --all-targets --release --locked --quiet -- -D warnings
 
 ##@ Set-up
 

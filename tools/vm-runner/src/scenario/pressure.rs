@@ -138,10 +138,12 @@ pub(super) fn fragmented(s: &Session) -> Result<()> {
     let before = daemon.status()?.counters;
     let migrated = s.account()?.vmstat("balloon_migrate")?;
     let target = most / 4 / PAGE * PAGE + 3 * PAGE;
+    // Whole blocks go first. What the kernel keeps for itself leaves some; the rest must be single pages.
     ensure!(
-        blocks < target / 2,
-        "{} are free in whole blocks",
-        show(blocks)
+        blocks < target * 3 / 4,
+        "{} are free in whole blocks, for a balloon of {}",
+        show(blocks),
+        show(target)
     );
     s.resize(target)?;
     s.alive_and_well()?;
