@@ -7,7 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::FileExt as _;
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -88,13 +88,21 @@ pub(crate) struct Restored {
 pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<Restored, String> {
     let about = |path: &Path, e: io::Error| format!("{}: {e}", path.display());
     let source = File::open(image).map_err(|e| about(image, e))?;
-    let length = source.metadata().map_err(|e| about(image, e))?.len();
+    let from = source.metadata().map_err(|e| about(image, e))?;
+    let length = from.len();
+    if !from.is_file() || length == 0 {
+        return Err(format!(
+            "{}: an image is a file that is not empty, as snapshot writes it",
+            image.display()
+        ));
+    }
     let flat = [Region {
         address: 0,
         bytes: length,
         offset: 0,
     }];
-    let regions = if regions.is_empty() { &flat } else { regions };
+    let whole = regions.is_empty();
+    let regions = if whole { &flat } else { regions };
     check(regions, length)?;
     let data = extents(&source, length).map_err(|e| about(image, e))?;
     covered(regions, &data)?;
@@ -104,6 +112,16 @@ pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<R
         .truncate(false)
         .open(file)
         .map_err(|e| about(file, e))?;
+    let to = target.metadata().map_err(|e| about(file, e))?;
+    if !to.is_file() {
+        return Err(format!("{}: not a file", file.display()));
+    }
+    if (to.dev(), to.ino()) == (from.dev(), from.ino()) {
+        return Err(format!("{}: this is the image itself", file.display()));
+    }
+    if whole {
+        target.set_len(length).map_err(|e| about(file, e))?;
+    }
     let job = Job {
         source: &source,
         target: &target,
@@ -317,5 +335,31 @@ mod tests {
         restore(&image, &file, &[]).expect("restored");
         let bytes = std::fs::read(&file).expect("read");
         assert_eq!(bytes, std::fs::read(&image).expect("read"));
+        // Also over one that was longer.
+        std::fs::write(&file, vec![9; 6 * PAGE as usize]).expect("scribbled");
+        restore(&image, &file, &[]).expect("restored");
+        let bytes = std::fs::read(&file).expect("read");
+        assert_eq!(bytes, std::fs::read(&image).expect("read"));
+    }
+
+    #[test]
+    fn what_is_no_image_is_refused() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (image, file) = (folder.path().join("image"), folder.path().join("file"));
+        std::fs::write(&image, "").expect("written");
+        for none in [image.as_path(), folder.path(), Path::new("/dev/null")] {
+            let error = restore(none, &file, &[]).expect_err("refused");
+            assert!(error.contains("an image is a file"), "{error}");
+            assert!(!file.exists());
+        }
+        std::fs::write(&image, vec![1; PAGE as usize]).expect("written");
+        for (none, part) in [
+            (image.as_path(), "the image itself"),
+            (Path::new("/dev/null"), "not a file"),
+        ] {
+            let error = restore(&image, none, &[]).expect_err("refused");
+            assert!(error.contains(part), "{error}");
+        }
+        assert_eq!(std::fs::read(&image).expect("read"), vec![1; PAGE as usize]);
     }
 }

@@ -7,8 +7,11 @@
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use balloon_control::Client;
@@ -16,11 +19,14 @@ use balloon_control::client::ClientError;
 use balloon_control::message::{Reply, Request};
 use serde::Serialize;
 use serde_json::{Value, json};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::{Trouble, millis};
 
 /// How long the guest is to hold its free pages at most; it is given up if that is not enough.
 const HOLD: Duration = Duration::from_secs(600);
+/// How long a guest that still stands still may take to release them.
+const STANDING: Duration = Duration::from_secs(1);
 /// How long QEMU may take to answer.
 const QMP_TIMEOUT: Duration = Duration::from_secs(30);
 
@@ -68,16 +74,26 @@ pub(crate) fn take(
         }
         Some(timeout) => Some(hold(client, timeout)?),
     };
-    let saved = save(client, path, machine, id);
-    // Whatever came of it, the guest is to have its memory back.
+    let Saved { taken, runs } = save(client, path, machine, id)?;
+    // Whatever came of it, the guest is to have its memory back; but it can say nothing while it stands still.
     let released = match id {
         None => Ok(()),
         Some(_) => {
-            let timeout_ms = free.map(millis);
+            let timeout = if runs.is_ok() { free } else { Some(STANDING) };
+            let timeout_ms = timeout.map(millis);
             client.ask(&Request::Release { timeout_ms }).map(drop)
         }
     };
-    let taken = saved?;
+    if let Err(why) = runs {
+        let image = match taken {
+            Ok(_) => "the image is complete",
+            Err(_) => "there is no image",
+        };
+        return Err(Trouble::Machine(format!(
+            "THE GUEST STANDS STILL, let it go on: {why}; {image}"
+        )));
+    }
+    let taken = taken?;
     released?;
     Ok(taken)
 }
@@ -95,21 +111,47 @@ fn hold(client: &mut Client, timeout: Duration) -> Result<u32, ClientError> {
     }
 }
 
+/// What came of a snapshot.
+struct Saved {
+    taken: Result<Taken, Trouble>,
+    /// Whether the guest runs again; if not, why.
+    runs: Result<(), String>,
+}
+
+/// Stops the guest, has its memory written and lets it go on. From the first to the last nobody may end this but
+/// with SIGKILL, since the guest would stand still for ever; what a signal asked for is done afterwards.
+///
+/// # Errors
+///
+/// If nothing was done at all.
 fn save(
     client: &mut Client,
     path: &str,
     machine: &Machine<'_>,
     id: Option<u32>,
-) -> Result<Taken, Trouble> {
-    let begun = Instant::now();
-    machine.set(false)?;
-    let request = Request::SaveMemory {
-        path: path.to_owned(),
-        id,
+) -> Result<Saved, Trouble> {
+    let interrupted = Arc::new(AtomicBool::new(false));
+    for signal in [SIGINT, SIGTERM, SIGHUP] {
+        signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
+    }
+    let interrupted = || match interrupted.load(Ordering::Relaxed) {
+        true => Err(Trouble::Machine("interrupted by a signal".to_owned())),
+        false => Ok(()),
     };
-    let reply = client.ask(&request);
-    machine.set(true)?;
-    match reply? {
+    let begun = Instant::now();
+    let stopped = machine.set(false).map_err(Trouble::Machine);
+    let stands = stopped.is_ok();
+    let reply = stopped.and_then(|()| interrupted()).and_then(|()| {
+        let path = path.to_owned();
+        Ok(client.ask(&Request::SaveMemory { path, id })?)
+    });
+    // Also if it could not be stopped: perhaps it was, and only that is not known. Why is the better reason then.
+    let runs = machine.set(true).or_else(|why| match stands {
+        true => Err(why),
+        false => Ok(()),
+    });
+    let stopped_ms = begun.elapsed().as_micros() as f64 / 1000.0;
+    let taken = reply.and_then(|reply| match reply {
         Reply::SaveMemory {
             written_bytes,
             skipped_bytes,
@@ -119,27 +161,33 @@ fn save(
             written_bytes,
             skipped_bytes,
             zero_bytes,
-            stopped_ms: begun.elapsed().as_micros() as f64 / 1000.0,
+            stopped_ms,
         }),
         other => Err(ClientError::Answer(format!("{other:?}")).into()),
-    }
+    });
+    Ok(Saved {
+        taken: taken.and_then(|taken| interrupted().map(|()| taken)),
+        runs,
+    })
 }
 
 impl Machine<'_> {
     /// Lets the guest run, or stops it.
-    fn set(&self, run: bool) -> Result<(), Trouble> {
-        let done = match self {
+    fn set(&self, run: bool) -> Result<(), String> {
+        match self {
             Self::Stopped => Ok(()),
             Self::Qmp(socket) => qmp(socket, if run { "cont" } else { "stop" })
                 .map_err(|e| format!("QEMU at {}: {e}", socket.display())),
             Self::Commands { stop, go_on } => shell(if run { go_on } else { stop }),
-        };
-        done.map_err(Trouble::Machine)
+        }
     }
 }
 
 fn shell(command: &str) -> Result<(), String> {
-    match Command::new("sh").arg("-c").arg(command).status() {
+    let mut shell = Command::new("sh");
+    // In a group of its own, so that whoever types Ctrl-C does not end it halfway.
+    shell.arg("-c").arg(command).process_group(0);
+    match shell.status() {
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("'{command}' failed: {status}")),
         Err(error) => Err(format!("'{command}' cannot be run: {error}")),

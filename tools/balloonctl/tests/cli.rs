@@ -266,6 +266,25 @@ fn a_snapshot_that_fails_leaves_the_guest_running() {
     );
     assert!(!std::path::Path::new(&image).exists());
 
+    // Nor does a signal end it before the guest goes on.
+    std::fs::remove_file(&log).expect("removed");
+    let killed = format!("{stop}; kill -TERM $PPID");
+    let options_killed = ["snapshot", &image, "--stop", &killed, "--go-on", &go_on];
+    let (code, _, err, asked) = daemon.ask(&options_killed, &held);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("interrupted"), "{err}");
+    assert_eq!(asked.len(), 2);
+    let lines = std::fs::read_to_string(&log).expect("written");
+    assert_eq!(lines, "stop\ngo\n");
+    // That it stands still is said at once.
+    let options_still = ["snapshot", &image, "--stop", "true", "--go-on", "false"];
+    let (code, _, err, _) = daemon.ask(&options_still, &held);
+    assert_eq!(code, Some(1));
+    assert!(
+        err.contains("STANDS STILL") && err.contains("'false' failed"),
+        "{err}"
+    );
+
     // A guest that refuses is not stopped.
     std::fs::remove_file(&log).expect("removed");
     let no = (Status::Refused, Reason::NoMemory, &[][..]);

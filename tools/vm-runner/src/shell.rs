@@ -92,7 +92,7 @@ fn interact(session: &Session) -> Result<()> {
     eprintln!("  Leave it: type exit or Ctrl-D; Ctrl-] ends it whatever it does.");
     let balloonctl = paths::sibling("balloonctl")?.display().to_string();
     eprintln!(
-        "  Resize it from another terminal: {balloonctl} --control-path {control} target 512M"
+        "  Resize it from another terminal: tools/setup/in-root {balloonctl} --control-path {control} target 512M"
     );
     eprintln!(
         "  The kernel's console: {}",
