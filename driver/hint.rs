@@ -6,7 +6,10 @@
 //! It goes back to the guest only after the device has used it: a hint that the host looked at later would
 //! be about memory that lives again.
 
-use super::balloon::Balloon;
+use super::{
+    balloon::Balloon,
+    oom::in_time, //
+};
 use crate::{
     logic::{
         hint::{
@@ -47,9 +50,7 @@ use kernel::{
         SpinLock, //
     },
     time::{
-        delay::fsleep,
         msecs_to_jiffies,
-        Delta,
         Instant,
         Jiffies,
         Monotonic, //
@@ -66,9 +67,6 @@ const KICK_EVERY: u32 = 16;
 /// them nobody can have them back, however short of memory the guest is.
 const MOST_LENT: u64 = 256 << 20;
 const LENT_PART: u64 = 8;
-/// How long a guest that is out of memory waits for the device: 500 ms in all.
-const TRIES: u32 = 50;
-const TRY_MS: i64 = 10;
 
 /// What only the work item knows.
 struct Rounds {
@@ -349,21 +347,18 @@ impl OomHandler for Hints {
     fn out_of_memory(&self) -> u64 {
         let mut freed = self.balloon.held.give_up();
 
-        for _ in 0..TRIES {
+        let _ = in_time(|| {
             loop {
                 match self.queue.take_used() {
                     Ok(Some(Used::Block(block))) => freed += block.pages(),
                     Ok(Some(Used::Word)) => (),
                     Ok(None) => break,
                     // It comes back when the device is reset.
-                    Err(_) => return freed,
+                    Err(_) => return Some(()),
                 }
             }
-            if freed > 0 || self.queue.lent() == 0 {
-                break;
-            }
-            fsleep(Delta::from_millis(TRY_MS));
-        }
+            (freed > 0 || self.queue.lent() == 0).then_some(())
+        });
         freed
     }
 }

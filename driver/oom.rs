@@ -40,9 +40,22 @@ pub(super) struct OomDeflate {
     pub(super) task: Arc<Task<Balloon>>,
 }
 
-/// How long to wait for the worker to let go of the channel: 500 ms in all.
-const TRIES: u32 = 50;
-const TRY_MS: i64 = 10;
+/// Asks until there is an answer, for 500 ms in all: who is out of memory waits no longer for anybody. May
+/// sleep.
+pub(super) fn in_time<R>(mut ask: impl FnMut() -> Option<R>) -> Option<R> {
+    const TRIES: u32 = 50;
+    const TRY_MS: i64 = 10;
+
+    for _ in 0..TRIES {
+        let answer = ask();
+
+        if answer.is_some() {
+            return answer;
+        }
+        fsleep(Delta::from_millis(TRY_MS));
+    }
+    None
+}
 
 impl OomHandler for OomDeflate {
     fn out_of_memory(&self) -> u64 {
@@ -65,21 +78,18 @@ impl Balloon {
     /// those that the host was slow to answer for. Returns how many the guest has now. Allocates nothing, and
     /// waits neither for the worker nor for the host for long.
     pub(super) fn relieve(&self, take: impl Fn(&Self, u64, &mut PageList)) -> u64 {
-        let mut freed = 0;
-
         // The worker looks at this and stops taking memory.
         self.waiting.add(1, Relaxed);
-        for _ in 0..TRIES {
-            if let Some(mut guard) = self.channel.try_lock() {
-                if let Some(channel) = &mut *guard {
-                    freed = self.relieve_by(channel, &take);
-                }
-                break;
-            }
-            fsleep(Delta::from_millis(TRY_MS));
-        }
+        let freed = in_time(|| {
+            let mut guard = self.channel.try_lock()?;
+
+            Some(match &mut *guard {
+                Some(channel) => self.relieve_by(channel, &take),
+                None => 0,
+            })
+        });
         self.waiting.fetch_sub(1, Relaxed);
-        freed
+        freed.unwrap_or(0)
     }
 
     /// The same for whoever has the channel.
