@@ -74,7 +74,7 @@ pub(crate) fn take(
         }
         Some(timeout) => Some(hold(client, timeout)?),
     };
-    let Saved { taken, runs } = save(client, path, machine, id)?;
+    let Saved { image, taken, runs } = save(client, path, machine, id)?;
     // Whatever came of it, the guest is to have its memory back; but it can say nothing while it stands still.
     let released = match id {
         None => Ok(()),
@@ -85,9 +85,9 @@ pub(crate) fn take(
         }
     };
     if let Err(why) = runs {
-        let image = match taken {
-            Ok(_) => "the image is complete",
-            Err(_) => "there is no image",
+        let image = match image {
+            true => "the image is complete",
+            false => "there is no image",
         };
         return Err(Trouble::Machine(format!(
             "THE GUEST STANDS STILL, let it go on: {why}; {image}"
@@ -113,6 +113,8 @@ fn hold(client: &mut Client, timeout: Duration) -> Result<u32, ClientError> {
 
 /// What came of a snapshot.
 struct Saved {
+    /// Whether the image is there, whatever else came of it.
+    image: bool,
     taken: Result<Taken, Trouble>,
     /// Whether the guest runs again; if not, why.
     runs: Result<(), String>,
@@ -166,6 +168,7 @@ fn save(
         other => Err(ClientError::Answer(format!("{other:?}")).into()),
     });
     Ok(Saved {
+        image: taken.is_ok(),
         taken: taken.and_then(|taken| interrupted().map(|()| taken)),
         runs,
     })
