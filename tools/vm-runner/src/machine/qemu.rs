@@ -61,6 +61,18 @@ impl Board {
         }
     }
 
+    /// What the kernel must be told besides, on an emulated board.
+    ///
+    /// The small machine has no clock but the PIT to measure the time stamp counter by. Under emulation,
+    /// a busy host makes that fail, and the kernel then waits for ever for the PIT's first interrupt.
+    /// QEMU's translator passes the host's counter on, so the host's frequency is right.
+    fn emulated_clock(self) -> String {
+        match (self, kilohertz()) {
+            (Self::Microvm, Some(kilohertz)) => format!("tsc_early_khz={kilohertz}"),
+            _ => String::new(),
+        }
+    }
+
     /// The name of QEMU's own balloon on its bus.
     fn balloon(self) -> &'static str {
         match self {
@@ -128,6 +140,11 @@ fn command(plan: &Plan, folder: &Path) -> Result<Command> {
         Accelerator::Tcg => false,
         Accelerator::Auto => kvm_works(),
     };
+    let clock = if kvm {
+        String::new()
+    } else {
+        plan.board.emulated_clock()
+    };
     let megabytes = mebibytes(plan.memory)?;
     let mut command = bare();
     command
@@ -147,7 +164,7 @@ fn command(plan: &Plan, folder: &Path) -> Result<Command> {
         .arg(plan.guest.kernel()?)
         .args(["-initrd", "initramfs.cpio", "-append"])
         .arg(format!(
-            "console=ttyS0 panic=-1 oops=panic loglevel=5 VBRS_AGENT=/dev/ttyS1 {}",
+            "console=ttyS0 panic=-1 oops=panic loglevel=5 VBRS_AGENT=/dev/ttyS1 {clock} {}",
             plan.command_line
         ))
         .args([
@@ -271,6 +288,14 @@ fn accept(
         }
         std::thread::sleep(POLL);
     }
+}
+
+/// How fast the host's time stamp counter runs, as its kernel shows it.
+fn kilohertz() -> Option<u64> {
+    let text = std::fs::read_to_string("/proc/cpuinfo").ok()?;
+    let line = text.lines().find(|line| line.starts_with("cpu MHz"))?;
+    let megahertz: f64 = line.split_once(':')?.1.trim().parse().ok()?;
+    Some((megahertz * 1000.0) as u64)
 }
 
 /// Whether the stock kernel comes up with KVM here; tried once. On some machines the device is there
