@@ -75,7 +75,7 @@ pub enum Request {
         /// Keeps them out of use until they are released.
         #[serde(default)]
         hold: bool,
-        /// For how long at most, in milliseconds; without it, as the guest thinks.
+        /// For how long at most, in milliseconds; without it, or if it is 0, as the guest thinks.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hold_ms: Option<u64>,
         /// As for [`Request::DropCaches`].

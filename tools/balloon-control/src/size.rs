@@ -42,12 +42,10 @@ pub enum SizeError {
     #[error("{0} is more than all of the guest's memory; a share is at most 100%")]
     Share(String),
     /// More than 64 bits of bytes.
-    #[error("{0} is too large; a balloon holds less than 16 TiB")]
+    #[error("{0} is too large; allowed is less than 16 TiB")]
     Large(String),
     /// Not a whole number of bytes or pages.
-    #[error(
-        "{text} is not a whole number of balloon pages of 4096 bytes; the next below is {below}"
-    )]
+    #[error("{text} is not a whole number of pages of 4096 bytes; the next below is {below}")]
     Unaligned {
         /// What was written.
         text: String,

@@ -112,8 +112,8 @@ pub(crate) enum Command {
         /// Those in the balloon as well
         #[arg(long, conflicts_with = "hold")]
         balloon: bool,
-        /// Keep them out of use until they are released, or for this long; as long as the guest
-        /// thinks, if no time is given
+        /// Keep them out of use until they are released, or for this long at most; 30 seconds if no
+        /// time is given, and never longer than 10 minutes, unless the guest's driver is another one
         #[arg(long, value_name = "TIME", value_parser = timeout, num_args = 0..=1,
               default_missing_value = "0s", require_equals = true)]
         hold: Option<Duration>,

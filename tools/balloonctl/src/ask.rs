@@ -2,24 +2,25 @@
 
 //! What takes more than one question.
 
-use std::fs::File;
-use std::io::{self, BufWriter, Write};
-use std::path::Path;
+use std::io::Write;
 use std::time::Duration;
 
 use balloon_control::message::{Reply, SizeField};
 use balloon_control::{BALLOON_PAGE_BYTES, Client, Size};
 
 use crate::map::Map;
+use crate::sink::Sink;
 use crate::{Output, Trouble};
 
 /// How long the guest may take to drop caches before it is given a target, unless it is said.
 const DROP_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Has the guest drop as much of its caches as a balloon of this size needs, if it needs any.
+/// Has the guest drop as much of its caches as a balloon of this size needs, if it needs any and can be
+/// so large, or may be `forced` to try.
 pub(crate) fn make_room(
     client: &mut Client,
     size: Size,
+    forced: bool,
     timeout: Option<Duration>,
     out: &mut Output<'_, impl Write>,
 ) -> Result<(), Trouble> {
@@ -29,6 +30,9 @@ pub(crate) fn make_room(
         return Ok(());
     };
     let wanted = u64::from(pages) * BALLOON_PAGE_BYTES;
+    if wanted > status.memory.bytes && !forced {
+        return Ok(());
+    }
     let more = wanted.saturating_sub(status.balloon.actual_bytes);
     if more == 0 {
         return Ok(());
@@ -50,8 +54,8 @@ fn reserve(memory: u64) -> u64 {
 pub(crate) fn keep(
     client: &mut Client,
     reply: &Reply,
-    out: Option<&Path>,
-    map: Option<&Path>,
+    out: Option<Sink<'_>>,
+    map: Option<Sink<'_>>,
 ) -> Result<(), Trouble> {
     let Reply::FreePages { id, .. } = reply else {
         return Ok(());
@@ -60,31 +64,16 @@ pub(crate) fn keep(
         return Ok(());
     }
     let runs = client.free_page_runs(*id)?;
-    if let Some(path) = out {
-        write(path, |file| {
+    if let Some(sink) = out {
+        sink.write(|file| {
             let mut line = |(start, bytes): &(u64, u64)| writeln!(file, "{start:#x} {bytes}");
             runs.iter().try_for_each(&mut line)
         })?;
     }
-    if let Some(path) = map {
+    if let Some(sink) = map {
         let regions = client.status(false)?.memory.regions;
         let regions: Vec<_> = regions.iter().map(|r| (r.guest_addr, r.bytes)).collect();
-        write(path, |file| Map::draw(&regions, &runs).write(file))?;
+        sink.write(|file| Map::draw(&regions, &runs).write(file))?;
     }
     Ok(())
-}
-
-fn write(
-    path: &Path,
-    what: impl FnOnce(&mut BufWriter<File>) -> io::Result<()>,
-) -> Result<(), Trouble> {
-    let written = File::create(path).and_then(|file| {
-        let mut file = BufWriter::new(file);
-        what(&mut file)?;
-        file.flush()
-    });
-    written.map_err(|error| Trouble::File {
-        path: path.to_owned(),
-        error,
-    })
 }

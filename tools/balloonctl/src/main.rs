@@ -10,6 +10,7 @@ mod map;
 mod progress;
 mod restore;
 mod show;
+mod sink;
 mod snapshot;
 mod timeout;
 
@@ -28,6 +29,7 @@ use serde_json::json;
 
 use crate::args::{Args, Command, Hint};
 use crate::progress::Progress;
+use crate::sink::Sink;
 use crate::snapshot::Machine;
 
 /// What scripts can tell from the exit status.
@@ -52,6 +54,35 @@ enum Trouble {
     Machine(String),
 }
 
+impl Trouble {
+    /// What is told, in the form in which the daemon tells it.
+    fn failure(&self) -> Failure {
+        let message = match self {
+            Self::Client(ClientError::Refused(failure)) => return failure.clone(),
+            Self::Client(error) => error.to_string(),
+            Self::Output(error) => error.to_string(),
+            Self::File { path, error } => format!("{} cannot be written: {error}", path.display()),
+            Self::Machine(text) => text.clone(),
+        };
+        Failure {
+            code: FailureCode::Other,
+            message,
+        }
+    }
+
+    fn status(&self) -> Status {
+        match self {
+            Self::Client(ClientError::Connect { .. } | ClientError::Gone) => Status::NoDaemon,
+            Self::Client(ClientError::Refused(Failure { code, .. })) => match code {
+                FailureCode::BadValue => Status::Usage,
+                FailureCode::TimeOut => Status::TimeUp,
+                _ => Status::Failed,
+            },
+            _ => Status::Failed,
+        }
+    }
+}
+
 impl From<ClientError> for Trouble {
     fn from(error: ClientError) -> Self {
         Self::Client(error)
@@ -70,46 +101,17 @@ fn main() -> ExitCode {
         Ok(status) => status,
         // Who reads has seen enough, as in `balloonctl watch | head`.
         Err(Trouble::Output(e)) if e.kind() == io::ErrorKind::BrokenPipe => Status::Done,
-        Err(Trouble::Output(error)) => {
-            eprintln!("error: {error}");
-            Status::Failed
-        }
-        Err(Trouble::Machine(error)) => {
-            eprintln!("error: {error}");
-            Status::Failed
-        }
-        Err(Trouble::File { path, error }) => {
-            eprintln!("error: {} cannot be written: {error}", path.display());
-            Status::Failed
-        }
-        Err(Trouble::Client(error)) => {
+        Err(trouble) => {
+            let failure = trouble.failure();
             if args.json {
-                eprintln!("{}", json!({ "error": failure(&error) }));
+                eprintln!("{}", json!({ "error": failure }));
             } else {
-                eprintln!("error: {error}");
+                eprintln!("error: {}", failure.message);
             }
-            match &error {
-                ClientError::Connect { .. } | ClientError::Gone => Status::NoDaemon,
-                ClientError::Refused(Failure { code, .. }) => match code {
-                    FailureCode::BadValue => Status::Usage,
-                    FailureCode::TimeOut => Status::TimeUp,
-                    _ => Status::Failed,
-                },
-                _ => Status::Failed,
-            }
+            trouble.status()
         }
     };
     ExitCode::from(status as u8)
-}
-
-fn failure(error: &ClientError) -> Failure {
-    match error {
-        ClientError::Refused(failure) => failure.clone(),
-        other => Failure {
-            code: FailureCode::Other,
-            message: other.to_string(),
-        },
-    }
 }
 
 fn run(args: &Args) -> Result<Status, Trouble> {
@@ -140,6 +142,7 @@ fn run(args: &Args) -> Result<Status, Trouble> {
                 ask::make_room(
                     &mut client,
                     size.0,
+                    *force,
                     *timeout,
                     &mut Output::new(args, &mut out),
                 )?;
@@ -192,12 +195,14 @@ fn run(args: &Args) -> Result<Status, Trouble> {
                 hold_ms: hold.filter(|time| !time.is_zero()).map(millis),
                 timeout_ms: Some(millis(*timeout)),
             };
+            let file = file.as_deref().map(Sink::open).transpose()?;
+            let map = map.as_deref().map(Sink::open).transpose()?;
             let progress = Progress::start(args);
             let reply = client.ask(&request)?;
             drop(progress);
             // First, so that it is not lost if a file cannot be written.
             Output::new(args, &mut out).reply(&reply)?;
-            ask::keep(&mut client, &reply, file.as_deref(), map.as_deref())?;
+            ask::keep(&mut client, &reply, file, map)?;
         }
         Command::Release { timeout } => {
             let timeout_ms = Some(millis(*timeout));

@@ -221,6 +221,12 @@ pub(crate) fn reply(out: &mut impl Write, reply: &Reply) -> io::Result<()> {
             count(*answers, "answer"),
             took.elapsed_ms
         ),
+        Reply::Release { bytes: 0, .. } => {
+            writeln!(
+                out,
+                "nothing was held, or what was held had been given up before"
+            )
+        }
         Reply::Release { bytes, took } => writeln!(
             out,
             "{} released in {:.1} ms",

@@ -12,7 +12,7 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetat
 
 use crate::folder;
 use crate::host::{Dialect, Host};
-use crate::initramfs::PROMPT;
+use crate::initramfs::{DRIVER_FOLDER, PROMPT};
 use crate::paths::{self, Guest};
 use crate::session::{Choice, Device, Session, Setup};
 use crate::size::show;
@@ -20,6 +20,8 @@ use crate::wire::{End, Request};
 
 /// The key that ends the machine whatever the guest does: Ctrl and the closing bracket.
 const ESCAPE: u8 = 0x1d;
+/// What the daemon offers: all that can be played with.
+const FEATURES: &str = "must-tell-host,stats,deflate-on-oom,free-page-hint,reporting,host-request";
 /// How long the guest's shell may take to be there.
 const PROMPT_TIME: Duration = Duration::from_secs(20);
 /// What is typed when standard input ends.
@@ -41,7 +43,10 @@ pub fn run(
     let folder = folder::create(&format!("{guest}-shell"))?;
     let setup = Setup {
         memory,
-        device: Device::speaking(Dialect::Bitmap),
+        device: Device::Daemon {
+            dialect: Dialect::Bitmap,
+            options: &["--features", FEATURES],
+        },
         load: None,
         populated: false,
         sentinel: 0,
@@ -89,6 +94,10 @@ fn interact(session: &Session) -> Result<()> {
         .display()
         .to_string();
     eprintln!("A {guest} guest with {}.", show(session.machine().memory()));
+    eprintln!(
+        "  The driver is loaded; in the guest it is {DRIVER_FOLDER}/{}.ko.",
+        session.driver().module()
+    );
     eprintln!("  Leave it: type exit or Ctrl-D; Ctrl-] ends it whatever it does.");
     let balloonctl = paths::sibling("balloonctl")?.display().to_string();
     eprintln!(
