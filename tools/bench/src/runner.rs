@@ -2,6 +2,7 @@
 
 //! Chooses the cases, measures them, and measures again what was disturbed.
 
+use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
@@ -20,8 +21,6 @@ pub struct Options {
     pub context: Context,
     /// How often each contestant is measured.
     pub rounds: u32,
-    /// Nothing is measured again after this time.
-    pub budget: Duration,
 }
 
 /// The groups, each with those of its cases that are wanted.
@@ -62,44 +61,76 @@ pub fn choose(wanted: &[String], smoke: bool) -> Result<Vec<(Group, Vec<&'static
         .collect())
 }
 
+/// What became of a group's cases.
+pub struct Outcome {
+    /// The cases, in the order in which they were wanted.
+    pub cases: Vec<Case>,
+    /// What was wrong, if runs lie so far apart that they should be measured again.
+    pub disturbed: Vec<String>,
+    took: Duration,
+}
+
 /// Measures a group's cases; what does not work is in their `error`.
-pub fn measure(group: &Group, specs: &[&Spec], options: &Options, begun: Instant) -> Vec<Case> {
-    match try_measure(group, specs, options, begun) {
-        Ok(cases) => cases,
-        Err(e) => {
-            let failed = |spec: &&Spec| Case::failed(spec, format!("{e:#}"));
-            specs.iter().map(failed).collect()
-        }
+pub fn measure(group: &Group, specs: &[&Spec], options: &Options) -> Outcome {
+    let begun = Instant::now();
+    let cases = measured(group, specs, options, 0..options.rounds);
+    let disturbed = if options.rounds > 2 {
+        cases.iter().filter_map(disturbance).collect()
+    } else {
+        Vec::new()
+    };
+    let took = begun.elapsed();
+    tracing::info!("{} took {:.1} s", group.specs[0].name, took.as_secs_f64());
+    Outcome {
+        cases,
+        disturbed,
+        took,
     }
+}
+
+impl Outcome {
+    /// Measures disturbed cases again, if that can be over at `end`; else notes that there was no time.
+    /// Returns whether there was.
+    pub fn repeat(
+        &mut self,
+        group: &Group,
+        specs: &[&Spec],
+        options: &Options,
+        end: Instant,
+    ) -> bool {
+        let why = self.disturbed.join("; ");
+        if Instant::now() + self.took > end {
+            let note = format!("disturbed, and no time to measure again: {why}");
+            self.cases
+                .iter_mut()
+                .for_each(|case| case.notes.push(note.clone()));
+            return false;
+        }
+        let again = measured(group, specs, options, options.rounds..2 * options.rounds);
+        for (case, again) in self.cases.iter_mut().zip(again) {
+            let first = std::mem::replace(case, again);
+            repeated(case, first, &why);
+        }
+        true
+    }
+}
+
+fn measured(group: &Group, specs: &[&Spec], options: &Options, which: Range<u32>) -> Vec<Case> {
+    try_measure(group, specs, options, which).unwrap_or_else(|e| {
+        let failed = |spec: &&Spec| Case::failed(spec, format!("{e:#}"));
+        specs.iter().map(failed).collect()
+    })
 }
 
 fn try_measure(
     group: &Group,
     specs: &[&Spec],
     options: &Options,
-    begun: Instant,
+    which: Range<u32>,
 ) -> Result<Vec<Case>> {
     let mut bench = (group.open)(&options.context).context("set up")?;
-    let samples = rounds(&mut *bench, 0..options.rounds)?;
+    let samples = rounds(&mut *bench, which)?;
     let mut cases = judge(specs, &samples);
-    let disturbed: Vec<String> = cases.iter().filter_map(disturbance).collect();
-    if !disturbed.is_empty() && options.rounds > 2 {
-        if begun.elapsed() < options.budget {
-            eprintln!("  measuring again: {}", disturbed.join("; "));
-            let again = rounds(&mut *bench, options.rounds..2 * options.rounds)?;
-            for (case, again) in cases.iter_mut().zip(judge(specs, &again)) {
-                let first = std::mem::replace(case, again);
-                repeated(case, first, &disturbed);
-            }
-        } else {
-            for case in &mut cases {
-                case.notes.push(format!(
-                    "disturbed, and no time to measure again: {}",
-                    disturbed.join("; ")
-                ));
-            }
-        }
-    }
     let notes = bench.close()?;
     for case in &mut cases {
         case.notes.extend(notes.iter().cloned());
@@ -107,7 +138,7 @@ fn try_measure(
     Ok(cases)
 }
 
-fn rounds(bench: &mut dyn Bench, rounds: std::ops::Range<u32>) -> Result<Vec<Sample>> {
+fn rounds(bench: &mut dyn Bench, rounds: Range<u32>) -> Result<Vec<Sample>> {
     let mut samples = Vec::new();
     for round in rounds {
         samples.extend(
@@ -143,14 +174,12 @@ fn disturbance(case: &Case) -> Option<String> {
 }
 
 /// Keeps in `case` what was measured first, and why it was measured again.
-fn repeated(case: &mut Case, first: Case, why: &[String]) {
+fn repeated(case: &mut Case, first: Case, why: &str) {
     let ratio = first
         .ratio
         .map_or_else(|| "none".to_owned(), |ratio| format!("{ratio:.3}"));
-    case.notes.push(format!(
-        "measured again (first ratio: {ratio}): {}",
-        why.join("; ")
-    ));
+    case.notes
+        .push(format!("measured again (first ratio: {ratio}): {why}"));
     if let Some(still) = disturbance(case) {
         case.notes.push(format!("still disturbed: {still}"));
     }
@@ -198,18 +227,23 @@ mod tests {
         }
     }
 
-    fn run(open: fn(&Context) -> Result<Box<dyn Bench>>, budget: Duration) -> Case {
+    fn run(open: fn(&Context) -> Result<Box<dyn Bench>>, time: Duration) -> Case {
         let options = Options {
             context: Context {
                 accelerator: vm_runner::machine::qemu::Accelerator::Tcg,
                 uml: vm_runner::paths::Guest::Uml,
             },
             rounds: 4,
-            budget,
         };
-        let mut cases = measure(&group(open), &[&SPEC], &options, Instant::now());
-        assert_eq!(cases.len(), 1);
-        cases.remove(0)
+        let end = Instant::now() + time;
+        let group = group(open);
+        let mut outcome = measure(&group, &[&SPEC], &options);
+        if !outcome.disturbed.is_empty() {
+            let repeated = outcome.repeat(&group, &[&SPEC], &options, end);
+            assert_eq!(repeated, time > Duration::ZERO);
+        }
+        assert_eq!(outcome.cases.len(), 1);
+        outcome.cases.remove(0)
     }
 
     const HOUR: Duration = Duration::from_secs(3600);
@@ -231,14 +265,15 @@ mod tests {
         let case = run(play, HOUR);
         assert_eq!(case.ratio, Some(2.0));
         assert_eq!((case.first_runs.len(), case.runs.len()), (8, 8));
+        assert_eq!(case.notes[0], "closed");
         assert!(
-            case.notes[0].starts_with("measured again"),
+            case.notes[1].starts_with("measured again"),
             "{:?}",
             case.notes
         );
 
         let case = run(play, Duration::ZERO);
-        assert!(case.notes[0].contains("no time"), "{:?}", case.notes);
+        assert!(case.notes[1].contains("no time"), "{:?}", case.notes);
         assert!(case.first_runs.is_empty());
     }
 
