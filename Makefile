@@ -136,6 +136,10 @@ parity: modules-tests guest-tools ## the C driver and this one side by side, int
 test-libvirt: modules-stock guest-tools ## start the libvirt sample and steer its balloon with virsh
 	@$(vm) libvirt $(ARGS)
 
+.PHONY: breaks
+breaks: modules-tests guest-tools ## break the driver on purpose, and see that tests notice: all ways, or BREAK=part-of-a-name
+	@tools/breaks/run $(BREAK)
+
 .PHONY: lint
 lint: lint-scripts lint-format lint-module lint-tools ## formatting and lints of module, tools and scripts
 
