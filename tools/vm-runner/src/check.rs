@@ -196,9 +196,8 @@ impl Run {
         emulated + self.scenario.seconds
     }
 
-    /// A test that failed is tried once more, and says so, where no driver can help it: in User Mode Linux,
-    /// whose kernel loses writes of programs now and then, and where emulation has killed the kernel
-    /// (see testing.rst). Nothing else gets a second try.
+    /// A test that failed is tried once more, and says so, where emulation has killed the kernel, which no
+    /// driver can help (see testing.rst). Nothing else gets a second try.
     fn execute_twice(self, options: &Options) -> Vec<Report> {
         let reports = self.execute(options);
         let failed = reports.iter().find_map(|report| match &report.end {
@@ -206,7 +205,7 @@ impl Run {
             _ => None,
         });
         let excused =
-            |why: &String| self.guest.is_uml() || EMULATION.iter().any(|w| why.contains(w));
+            |why: &String| !self.guest.is_uml() && EMULATION.iter().any(|w| why.contains(w));
         let Some(why) = failed.filter(excused) else {
             return reports;
         };

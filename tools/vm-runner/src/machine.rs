@@ -33,7 +33,7 @@ pub struct Plan {
     pub guest: Guest,
     /// Guest memory, in bytes.
     pub memory: u64,
-    /// Virtual processors.
+    /// Virtual processors; in User Mode Linux there is one.
     pub cpus: u32,
     /// More for the kernel's command line.
     pub command_line: String,

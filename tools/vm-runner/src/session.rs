@@ -50,7 +50,7 @@ const SLACK: u64 = 6 * MIB;
 pub struct Setup {
     /// Guest memory, in bytes.
     pub memory: u64,
-    /// Virtual processors.
+    /// Virtual processors; in User Mode Linux there is one.
     pub cpus: u32,
     /// Who offers the balloon.
     pub device: Device,

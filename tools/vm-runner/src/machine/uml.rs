@@ -30,8 +30,7 @@ pub(super) fn start(plan: &Plan, folder: &Path) -> Result<Ends> {
             "con1=fd:0,fd:1",
             "console=tty0",
         ])
-        .args(["seccomp=on", &format!("ncpus={}", plan.cpus)])
-        .args(["panic=-1", "oops=panic", "loglevel=5"])
+        .args(["seccomp=on", "panic=-1", "oops=panic", "loglevel=5"])
         .arg("VBRS_AGENT=/dev/tty1")
         .arg(format!("uml_dir={}/", folder.display()));
     for balloon in &plan.balloons {

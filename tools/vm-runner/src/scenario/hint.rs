@@ -221,7 +221,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "hint",
         about: "tells free memory in rounds, and gives it back when it is needed",
-        setup: Setup { cpus: 1, ..HINTING },
+        setup: HINTING,
         parts: PARTS,
         seconds: 5,
         ..Scenario::USUAL

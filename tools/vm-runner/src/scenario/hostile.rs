@@ -120,7 +120,7 @@ fn slow(s: &Session) -> Result<()> {
     daemon.faults(&[])
 }
 
-fn storm(s: &Session) -> Result<()> {
+pub(super) fn storm(s: &Session) -> Result<()> {
     let daemon = s.host().daemon()?;
     daemon.faults(&["storm=1000"])?;
     s.inflate(FULL)?;

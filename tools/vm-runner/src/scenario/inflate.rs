@@ -66,7 +66,7 @@ pub(super) fn random_flips(s: &Session) -> Result<()> {
 }
 
 /// The target changes while the driver is on its way, in both directions.
-fn mid_flight(s: &Session) -> Result<()> {
+pub(super) fn mid_flight(s: &Session) -> Result<()> {
     let daemon = s.host().daemon()?;
     daemon.faults(&["delay=20"])?;
     for (first, then) in [(128, 32), (0, 96), (128, 0), (64, 128), (17, 0)] {
@@ -174,7 +174,7 @@ fn every_byte(s: &Session) -> Result<()> {
 }
 
 /// Several processors of the guest work on its memory while the balloon moves.
-fn under_load(s: &Session) -> Result<()> {
+pub(super) fn under_load(s: &Session) -> Result<()> {
     let seconds = Duration::from_secs;
     let writer = "for i in 1 2 3; do vbrs-guest fill /mem/w$$ 24M $i && \
          vbrs-guest verify /mem/w$$ $i || exit 1; done; rm /mem/w$$";
@@ -251,17 +251,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         },
         parts: &[only(windows)],
         seconds: 20,
-        ..Scenario::USUAL
-    },
-    Scenario {
-        name: "one-processor",
-        about: "works in a guest with one processor",
-        setup: Setup {
-            cpus: 1,
-            ..Setup::USUAL
-        },
-        parts: &[only(up_and_down)],
-        any_driver: true,
         ..Scenario::USUAL
     },
     Scenario {

@@ -58,7 +58,7 @@ fn many_reloads(s: &Session) -> Result<()> {
     s.target(0)
 }
 
-fn unload_in_flight(s: &Session) -> Result<()> {
+pub(super) fn unload_in_flight(s: &Session) -> Result<()> {
     let daemon = s.host().daemon()?;
     daemon.faults(&["delay=50"])?;
     for target in [FULL, 0] {

@@ -226,21 +226,10 @@ pub(super) fn deflate_on_oom(s: &Session) -> Result<()> {
     s.balanced(target)
 }
 
-/// What is needed where the guest is short of memory or compacts it.
-///
-/// One processor: on two, User Mode Linux of 7.3 loses writes of programs whose pages are being moved,
-/// with any balloon driver and without one, since it does not stop the other processor from using a
-/// translation that is no longer valid. The debug kernel has two.
-const TIGHT: Setup = Setup {
-    cpus: 1,
-    ..Setup::USUAL
-};
-
 pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "unreachable",
         about: "approaches a target above memory, leaves a reserve, resumes when memory is freed",
-        setup: TIGHT,
         parts: &[only(unreachable)],
         seconds: 15,
         ..Scenario::USUAL
@@ -251,7 +240,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         setup: Setup {
             memory: 64 * MIB,
             sentinel: MIB,
-            ..TIGHT
+            ..Setup::USUAL
         },
         parts: &[only(small_guest)],
         ..Scenario::USUAL
@@ -261,7 +250,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "leaves to the guest what reserve_mb says",
         setup: Setup {
             load: Some("reserve_mb=64"),
-            ..TIGHT
+            ..Setup::USUAL
         },
         parts: &[only(reserve_parameter)],
         ..Scenario::USUAL
@@ -274,7 +263,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
                 dialect: Dialect::Bitmap,
                 options: &["--features", "deflate-on-oom,must-tell-host"],
             },
-            ..TIGHT
+            ..Setup::USUAL
         },
         parts: &[only(deflate_on_oom)],
         seconds: 20,
@@ -285,7 +274,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "takes memory that is only used as page cache",
         setup: Setup {
             disk: 192 * MIB,
-            ..TIGHT
+            ..Setup::USUAL
         },
         parts: &[only(cache_heavy)],
         ..Scenario::USUAL
@@ -293,7 +282,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "fragmented",
         about: "inflates a guest without free blocks by single pages",
-        setup: TIGHT,
         parts: &[only(fragmented)],
         seconds: 10,
         ..Scenario::USUAL
@@ -303,7 +291,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         about: "the same with windows of 64 bytes, a few of which cover the guest's pages only in part",
         setup: Setup {
             load: Some("bitmap_bytes=64"),
-            ..TIGHT
+            ..Setup::USUAL
         },
         parts: &[only(fragmented)],
         seconds: 10,
@@ -312,7 +300,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "compaction",
         about: "single pages of the balloon are moved by compaction, and none is lost",
-        setup: TIGHT,
         parts: &[only(compaction)],
         seconds: 10,
         ..Scenario::USUAL

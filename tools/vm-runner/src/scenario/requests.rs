@@ -15,7 +15,7 @@ use crate::process::poll;
 use crate::session::{Device, Session, Setup};
 use crate::size::{MIB, PAGE, show};
 
-const ASKING: Setup = Setup {
+pub(super) const ASKING: Setup = Setup {
     device: Device::Daemon {
         dialect: Dialect::Bitmap,
         options: &[
@@ -32,8 +32,9 @@ const ASKING: Setup = Setup {
 const BUDDY: u64 = 1 << 10;
 const OFFLINE: u64 = 1 << 23;
 
-/// Pages that may be used, and freed, between what the guest names and what it is compared with.
-const USED: usize = 64;
+/// Pages that may be used, and freed, between what the guest names and what it is compared with: the program
+/// that looks needs about a hundred itself.
+const USED: usize = 256;
 const FREED: usize = 1024;
 /// How often to look anew, should more have moved.
 const TRIES: usize = 20;
@@ -425,7 +426,7 @@ fn answers_withheld(s: &Session) -> Result<()> {
 }
 
 /// Unloading in the middle of anything the host asks.
-fn unload_while_asked(s: &Session) -> Result<()> {
+pub(super) fn unload_while_asked(s: &Session) -> Result<()> {
     let daemon = s.host().daemon()?;
     for i in 0..6 {
         daemon.faults(&[
@@ -493,7 +494,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
     Scenario {
         name: "hold-gives-way",
         about: "gives held pages back when the guest needs them, kills nobody, and tells the host",
-        setup: Setup { cpus: 1, ..ASKING },
+        setup: ASKING,
         parts: &[only(hold_gives_way)],
         ..Scenario::USUAL
     },
@@ -520,7 +521,6 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         guests: &[Guest::Uml, Guest::Stock],
         setup: Setup {
             disk: 128 * MIB,
-            cpus: 1,
             ..ASKING
         },
         parts: &[only(caches)],
@@ -530,7 +530,7 @@ pub(super) const SCENARIOS: &[Scenario] = &[
         name: "compact",
         about: "compacts memory when asked",
         guests: &[Guest::Uml, Guest::Debug],
-        setup: Setup { cpus: 1, ..ASKING },
+        setup: ASKING,
         parts: &[only(compact)],
         ..Scenario::USUAL
     },
