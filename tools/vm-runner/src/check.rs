@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io::Write;
+use std::num::NonZero;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -104,9 +105,11 @@ pub fn run(options: &Options) -> Result<bool> {
         "no test has such a name; --list shows them"
     );
 
-    let jobs = options
-        .jobs
-        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, std::num::NonZero::get));
+    let jobs = options.jobs.unwrap_or_else(|| {
+        let processors = std::thread::available_parallelism().map_or(1, NonZero::get);
+        // Guests also wait, for time to pass and for each other.
+        processors + processors / 2
+    });
     let queue = Mutex::new(VecDeque::from(runs));
     let tally = Mutex::new(Tally::default());
     std::thread::scope(|scope| {

@@ -26,7 +26,7 @@ use crate::ktap;
 use crate::machine::{self, Balloon, Machine, Plan, qemu};
 use crate::paths::{Driver, Guest};
 use crate::process::poll;
-use crate::size::{KIB, MIB, PAGE, show};
+use crate::size::{GIB, KIB, MIB, PAGE, show};
 
 /// The machines that one guest can live in, one after the other.
 const BODIES: usize = 4;
@@ -733,7 +733,7 @@ impl Session {
 
     // ---- memory ----
 
-    /// Has the guest use nearly all of its free memory, write to the pages, read them back and free
+    /// Has the guest use nearly all of its free memory, a GiB of it at most in emulation, write to the pages, read them back and free
     /// them: what the balloon gave back can be used.
     ///
     /// # Errors
@@ -748,6 +748,12 @@ impl Session {
         let available = self.account()?.available()?;
         // Left for page tables, buffers and the programs themselves.
         let bytes = available.saturating_sub(12 * MIB + available / 16) / MIB * MIB;
+        // A large guest in emulation would spend half a minute on the rest.
+        let bytes = if self.machine().guest().is_uml() {
+            bytes
+        } else {
+            bytes.min(GIB)
+        };
         let file = format!("/mem/all {bytes} {SEED} {EVERY}");
         self.machine()
             .sh_within(

@@ -54,7 +54,7 @@ struct Check {
     /// Only list the tests.
     #[arg(long)]
     list: bool,
-    /// Guests at the same time; by default one for each processor.
+    /// Guests at the same time; by default three for two processors.
     #[arg(short, long)]
     jobs: Option<usize>,
     /// Only tests in this guest; may be repeated.
