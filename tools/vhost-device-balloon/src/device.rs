@@ -159,8 +159,10 @@ impl Device {
         }
         let failed = |e| self.refuse(role, &Refusal::Ring(e));
         loop {
-            if let Err(e) = vring.disable_notification() {
-                return failed(e);
+            match set_notified(vring, false) {
+                Some(Err(e)) => return failed(e),
+                Some(Ok(_)) => {}
+                None => return,
             }
             let mut served = 0u64;
             while !self.stopping() {
@@ -173,10 +175,13 @@ impl Device {
                     thread::sleep(BREATH);
                 }
             }
-            if self.stopping() || !usable(&vring.get_ref()) {
+            if self.stopping() {
                 return;
             }
-            match vring.enable_notification() {
+            let Some(more) = set_notified(vring, true) else {
+                return;
+            };
+            match more {
                 Ok(false) => return,
                 Ok(true) if served != 0 || self.serve_one(queue, role, vring) => {}
                 // The ring says that there is more, but there is not.
@@ -195,10 +200,13 @@ impl Device {
             while !self.stopping() && self.send_one(queue, vring) {
                 again = true;
             }
-            if self.stopping() || !usable(&vring.get_ref()) {
+            if self.stopping() {
                 return;
             }
-            match vring.enable_notification() {
+            let Some(more) = set_notified(vring, true) else {
+                return;
+            };
+            match more {
                 Ok(true) if self.state.asks.next().is_none() => return,
                 Ok(true) if std::mem::take(&mut again) => {}
                 Ok(true) => return self.refuse(role, &Refusal::AvailIndex),
@@ -319,6 +327,9 @@ impl Device {
                 return false;
             }
             ring = vring.get_mut();
+            if !usable(&ring) {
+                return false;
+            }
         }
         self.complete(&ram, &mut ring, role, head, &plan);
         true
@@ -623,6 +634,16 @@ impl Device {
         worker.stats.take_if(|(q, _)| concerned(*q));
         worker.withheld.retain(|(q, _)| !concerned(*q));
     }
+}
+
+/// Says whether kicks are wanted, and whether there is more in the ring, if they are. `None` if the ring may not
+/// be used, which is looked up under the same lock: from then on it may be other memory of the guest.
+fn set_notified(vring: &Vring, wanted: bool) -> Option<Result<bool, virtio_queue::Error>> {
+    let mut ring = vring.get_mut();
+    usable(&ring).then(|| match wanted {
+        true => ring.enable_notification(),
+        false => ring.disable_notification().map(|()| false),
+    })
 }
 
 /// Whether the frontend lets a vring be used.
