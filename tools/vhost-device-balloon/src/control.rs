@@ -3,9 +3,7 @@
 //! The control socket: line-delimited JSON, a thread for each connection.
 
 use std::collections::BTreeMap;
-use std::fs::OpenOptions;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
@@ -24,6 +22,7 @@ use serde::Serialize;
 use tracing::{debug, error};
 
 use crate::ask::{Answered, AskError, Patience, Question};
+use crate::draft::Draft;
 use crate::fault::{FAULTS_MAX, Fault};
 use crate::page_set::PageSet;
 use crate::state::{State, View};
@@ -293,8 +292,15 @@ impl Connection {
 
     /// How much has to be free, in balloon pages.
     fn until(&self, size: Option<&SizeField>) -> Result<Option<u64>, Failure> {
-        let size = size.map(|size| self.pages(size)).transpose()?;
-        Ok(size.map(u64::from).filter(|pages| *pages != 0))
+        match size.map(|size| self.pages(size)).transpose()? {
+            // For the guest it would be no bound at all.
+            Some(0) => {
+                let text = "until is less than a page of 4096 bytes, which is always free; leave it out to drop \
+                            everything";
+                Err(fail(FailureCode::BadValue, text))
+            }
+            pages => Ok(pages.map(u64::from)),
+        }
     }
 
     fn pages(&self, size: &SizeField) -> Result<u32, Failure> {
@@ -328,28 +334,22 @@ impl Connection {
             return Err(fail(FailureCode::BadValue, text));
         }
         let begun = Instant::now();
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(path)
-            .map_err(|e| {
-                let text = format!("{} cannot be made: {e}", path.display());
-                fail(FailureCode::Failed, text)
-            })?;
-        match self.state.save_memory(id, &file) {
-            Ok(written) => Ok(Reply::SaveMemory {
-                written_bytes: written.data,
-                skipped_bytes: written.skipped,
-                zero_bytes: written.zeros,
-                elapsed_ms: begun.elapsed().as_micros() as f64 / 1000.0,
-            }),
-            Err(error) => {
-                // Half an image is none.
-                let _ = std::fs::remove_file(path);
-                Err(fail(FailureCode::Failed, error.to_string()))
-            }
-        }
+        let file = Draft::new(path).map_err(|e| {
+            let text = format!("{} cannot be made: {e}", path.display());
+            fail(FailureCode::Failed, text)
+        })?;
+        let written = self.state.save_memory(id, file.file());
+        let written = written.map_err(|e| fail(FailureCode::Failed, e.to_string()))?;
+        file.finish().map_err(|e| {
+            let text = format!("{} cannot be made: {e}", path.display());
+            fail(FailureCode::Failed, text)
+        })?;
+        Ok(Reply::SaveMemory {
+            written_bytes: written.data,
+            skipped_bytes: written.skipped,
+            zero_bytes: written.zeros,
+            elapsed_ms: begun.elapsed().as_micros() as f64 / 1000.0,
+        })
     }
 
     /// A part of the pages that were named last.
