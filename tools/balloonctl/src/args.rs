@@ -7,9 +7,11 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use balloon_control::Size;
+use balloon_control::message::{Failure, FailureCode};
 use balloon_control::size::SizeError;
 use clap::error::ErrorKind;
 use clap::{CommandFactory as _, Parser, Subcommand};
+use serde_json::json;
 
 use crate::restore::Region;
 use crate::timeout::timeout;
@@ -27,7 +29,7 @@ Exit status: 0 done, 1 failed, 2 wrong command line or value, 3 no daemon (or it
 #[command(name = "balloonctl", version, max_term_width = 100, after_help = AFTER)]
 pub(crate) struct Args {
     /// The daemon's control socket
-    #[arg(short, long, value_name = "PATH")]
+    #[arg(short, long, global = true, value_name = "PATH")]
     control_path: Option<PathBuf>,
 
     /// Print JSON, one object a line
@@ -39,15 +41,32 @@ pub(crate) struct Args {
     pub(crate) command: Command,
 }
 
+/// Tells what is wrong with the command line, as JSON if that is wanted, and ends the program.
+fn complain(error: &clap::Error) -> ! {
+    let json = std::env::args_os().any(|word| word == "--json");
+    if json && error.use_stderr() {
+        let failure = Failure {
+            code: FailureCode::BadValue,
+            message: error.to_string().trim().to_owned(),
+        };
+        eprintln!("{}", json!({ "error": failure }));
+        std::process::exit(error.exit_code());
+    }
+    error.exit()
+}
+
 impl Args {
+    /// The command line; ends the program if it is wrong.
+    pub(crate) fn read() -> Self {
+        Self::try_parse().unwrap_or_else(|error| complain(&error))
+    }
+
     /// The daemon's control socket; ends the program if none was given.
     pub(crate) fn control_path(&self) -> &Path {
         self.control_path.as_deref().unwrap_or_else(|| {
             let text =
                 "the following required argument was not provided:\n  --control-path <PATH>\n";
-            Self::command()
-                .error(ErrorKind::MissingRequiredArgument, text)
-                .exit()
+            complain(&Self::command().error(ErrorKind::MissingRequiredArgument, text))
         })
     }
 }

@@ -24,7 +24,6 @@ use balloon_control::message::{
     Failure, FailureCode, HintAction, HintState, Reply, Request, SizeField,
 };
 use balloon_control::{Client, Size};
-use clap::Parser as _;
 use serde_json::json;
 
 use crate::args::{Args, Command, Hint};
@@ -96,7 +95,7 @@ impl From<io::Error> for Trouble {
 }
 
 fn main() -> ExitCode {
-    let args = Args::parse();
+    let args = Args::read();
     let status = match run(&args) {
         Ok(status) => status,
         // Who reads has seen enough, as in `balloonctl watch | head`.
@@ -195,6 +194,10 @@ fn run(args: &Args) -> Result<Status, Trouble> {
                 hold_ms: hold.filter(|time| !time.is_zero()).map(millis),
                 timeout_ms: Some(millis(*timeout)),
             };
+            if file.is_some() && file == map {
+                let text = "--out and --map cannot be the same file".to_owned();
+                return Err(Trouble::Machine(text));
+            }
             let file = file.as_deref().map(Sink::open).transpose()?;
             let map = map.as_deref().map(Sink::open).transpose()?;
             let progress = Progress::start(args);
@@ -222,6 +225,7 @@ fn run(args: &Args) -> Result<Status, Trouble> {
                 (None, Some(stop), Some(go_on)) => Machine::Commands { stop, go_on },
                 _ => Machine::Stopped,
             };
+            let _alone = snapshot::alone(args.control_path())?;
             let taken = snapshot::take(&mut client, file, &machine, (!full).then_some(*timeout))?;
             match args.json {
                 true => print_json(&mut out, &taken)?,
@@ -258,7 +262,8 @@ fn field(size: Size) -> SizeField {
 }
 
 fn millis(time: Duration) -> u64 {
-    u64::try_from(time.as_millis()).unwrap_or(u64::MAX)
+    // Up, since 0 means something else than a short time.
+    u64::try_from(time.as_nanos().div_ceil(1_000_000)).unwrap_or(u64::MAX)
 }
 
 /// Where answers go, and in which form.

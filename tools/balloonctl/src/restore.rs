@@ -7,7 +7,7 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 use std::str::FromStr;
 
@@ -106,10 +106,12 @@ pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<R
     check(regions, length)?;
     let data = extents(&source, length).map_err(|e| about(image, e))?;
     covered(regions, &data)?;
+    let made = !file.exists();
     let target = OpenOptions::new()
         .write(true)
         .create(true)
         .truncate(false)
+        .mode(0o600)
         .open(file)
         .map_err(|e| about(file, e))?;
     let to = target.metadata().map_err(|e| about(file, e))?;
@@ -119,15 +121,26 @@ pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<R
     if (to.dev(), to.ino()) == (from.dev(), from.ino()) {
         return Err(format!("{}: this is the image itself", file.display()));
     }
-    if whole {
-        target.set_len(length).map_err(|e| about(file, e))?;
+    if whole && to.len() > length {
+        return Err(format!(
+            "{}: has {} bytes, the image {length}: this is not the memory of the same guest, and is not cut; \
+             remove it, or say by --region what is to be where",
+            file.display(),
+            to.len()
+        ));
     }
     let job = Job {
         source: &source,
         target: &target,
         data: &data,
     };
-    job.run(regions).map_err(|e| about(file, e))
+    job.run(regions).map_err(|e| {
+        if made {
+            // Half of it is of no use. Nobody is left to be told.
+            let _gone = std::fs::remove_file(file);
+        }
+        about(file, e)
+    })
 }
 
 /// Regions must be in the image, and must not have anything in common.
@@ -335,11 +348,20 @@ mod tests {
         restore(&image, &file, &[]).expect("restored");
         let bytes = std::fs::read(&file).expect("read");
         assert_eq!(bytes, std::fs::read(&image).expect("read"));
-        // Also over one that was longer.
-        std::fs::write(&file, vec![9; 6 * PAGE as usize]).expect("scribbled");
+        // It is memory of a guest, for its owner alone.
+        assert_eq!(
+            std::fs::metadata(&file).expect("there").mode() & 0o777,
+            0o600
+        );
+        // Also over one that was shorter; but nothing is cut off.
+        std::fs::write(&file, vec![9; 2 * PAGE as usize]).expect("scribbled");
         restore(&image, &file, &[]).expect("restored");
         let bytes = std::fs::read(&file).expect("read");
         assert_eq!(bytes, std::fs::read(&image).expect("read"));
+        std::fs::write(&file, vec![9; 6 * PAGE as usize]).expect("scribbled");
+        let error = restore(&image, &file, &[]).expect_err("refused");
+        assert!(error.contains("is not cut"), "{error}");
+        assert_eq!(std::fs::metadata(&file).expect("there").len(), 6 * PAGE);
     }
 
     #[test]

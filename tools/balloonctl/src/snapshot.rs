@@ -5,8 +5,10 @@
 //! The guest holds its free pages, then it is stopped, then its memory is written, then it goes on and
 //! releases them. The daemon makes sure that they were held when it stood still.
 
-use std::io::{BufRead as _, BufReader, Write as _};
-use std::os::unix::net::UnixStream;
+use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::os::linux::net::SocketAddrExt as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -54,6 +56,24 @@ pub(crate) struct Taken {
     pub(crate) stopped_ms: f64,
 }
 
+/// Keeps others from stopping the same guest and letting it go on, as long as what is returned is there.
+///
+/// # Errors
+///
+/// If somebody else does so already.
+pub(crate) fn alone(control: &Path) -> Result<UnixListener, Trouble> {
+    let socket = std::fs::metadata(control)?;
+    // A name that goes with whoever has it, also if that is killed.
+    let name = format!("balloonctl-snapshot-{}-{}", socket.dev(), socket.ino());
+    let address = SocketAddr::from_abstract_name(name)?;
+    UnixListener::bind_addr(&address).map_err(|e| match e.kind() {
+        io::ErrorKind::AddrInUse => {
+            Trouble::Machine("another snapshot of this guest is being taken".to_owned())
+        }
+        _ => e.into(),
+    })
+}
+
 /// Takes a snapshot. With `free`, of what is not free; the guest may take so long to say what that is.
 pub(crate) fn take(
     client: &mut Client,
@@ -74,7 +94,13 @@ pub(crate) fn take(
         }
         Some(timeout) => Some(hold(client, timeout)?),
     };
-    let Saved { image, taken, runs } = save(client, path, machine, id)?;
+    let saved = save(client, path, machine, id);
+    if saved.is_err() && id.is_some() {
+        // Nothing was done, and the guest runs.
+        let timeout_ms = free.map(millis);
+        client.ask(&Request::Release { timeout_ms })?;
+    }
+    let Saved { image, taken, runs } = saved?;
     // Whatever came of it, the guest is to have its memory back; but it can say nothing while it stands still.
     let released = match id {
         None => Ok(()),
@@ -141,17 +167,25 @@ fn save(
         false => Ok(()),
     };
     let begun = Instant::now();
-    let stopped = machine.set(false).map_err(Trouble::Machine);
+    // One that stands still already is left so.
+    let runs_now = machine.runs().map_err(Trouble::Machine)?;
+    let stopped = match runs_now {
+        true => machine.set(false).map_err(Trouble::Machine),
+        false => Ok(()),
+    };
     let stands = stopped.is_ok();
     let reply = stopped.and_then(|()| interrupted()).and_then(|()| {
         let path = path.to_owned();
         Ok(client.ask(&Request::SaveMemory { path, id })?)
     });
     // Also if it could not be stopped: perhaps it was, and only that is not known. Why is the better reason then.
-    let runs = machine.set(true).or_else(|why| match stands {
-        true => Err(why),
+    let runs = match runs_now {
+        true => machine.set(true).or_else(|why| match stands {
+            true => Err(why),
+            false => Ok(()),
+        }),
         false => Ok(()),
-    });
+    };
     let stopped_ms = begun.elapsed().as_micros() as f64 / 1000.0;
     let taken = reply.and_then(|reply| match reply {
         Reply::SaveMemory {
@@ -175,11 +209,24 @@ fn save(
 }
 
 impl Machine<'_> {
+    /// Whether the guest runs, as far as that can be known.
+    fn runs(&self) -> Result<bool, String> {
+        match self {
+            Self::Qmp(socket) => {
+                let status = qmp(socket, "query-status")
+                    .map_err(|e| format!("QEMU at {}: {e}", socket.display()))?;
+                Ok(status.get("running") != Some(&Value::Bool(false)))
+            }
+            Self::Stopped | Self::Commands { .. } => Ok(true),
+        }
+    }
+
     /// Lets the guest run, or stops it.
     fn set(&self, run: bool) -> Result<(), String> {
         match self {
             Self::Stopped => Ok(()),
             Self::Qmp(socket) => qmp(socket, if run { "cont" } else { "stop" })
+                .map(drop)
                 .map_err(|e| format!("QEMU at {}: {e}", socket.display())),
             Self::Commands { stop, go_on } => shell(if run { go_on } else { stop }),
         }
@@ -197,8 +244,8 @@ fn shell(command: &str) -> Result<(), String> {
     }
 }
 
-/// Has QEMU carry out a command without arguments.
-fn qmp(socket: &Path, command: &str) -> Result<(), String> {
+/// Has QEMU carry out a command without arguments. Returns what it says.
+fn qmp(socket: &Path, command: &str) -> Result<Value, String> {
     let text = |e: std::io::Error| e.to_string();
     let stream = UnixStream::connect(socket).map_err(text)?;
     stream.set_read_timeout(Some(QMP_TIMEOUT)).map_err(text)?;
@@ -208,6 +255,7 @@ fn qmp(socket: &Path, command: &str) -> Result<(), String> {
         .next()
         .ok_or("it closed the connection")?
         .map_err(text)?;
+    let mut said = Value::Null;
     for command in ["qmp_capabilities", command] {
         writeln!(&stream, "{}", json!({ "execute": command })).map_err(text)?;
         loop {
@@ -218,10 +266,11 @@ fn qmp(socket: &Path, command: &str) -> Result<(), String> {
                 return Err(format!("{command} is refused: {error}"));
             }
             // Events come in between.
-            if answer.get("return").is_some() {
+            if let Some(value) = answer.get("return") {
+                said = value.clone();
                 break;
             }
         }
     }
-    Ok(())
+    Ok(said)
 }

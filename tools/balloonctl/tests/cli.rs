@@ -388,6 +388,46 @@ fn wrong_usage_is_status_2() {
     assert_eq!(code, Some(2), "the socket is not guessed");
 }
 
+/// Programs that want JSON get it also of what is wrong with their command line.
+#[test]
+fn a_wrong_command_line_is_told_as_it_is_wanted() {
+    let daemon = Daemon::start();
+    for options in [
+        &["target", "1KB"][..],
+        &["bogus"],
+        &["drop-caches", "--until", "3"],
+    ] {
+        let (code, out, err) = daemon.run(&[&["--json"], options].concat());
+        assert_eq!((code, out.as_str()), (Some(2), ""));
+        let value: serde_json::Value = serde_json::from_str(&err).expect("JSON");
+        assert_eq!(value["error"]["code"], "bad-value");
+        let (code, _, err) = daemon.run(options);
+        assert_eq!(code, Some(2));
+        assert!(err.starts_with("error: "), "{err}");
+    }
+    let (code, _, err) = daemon.run(&["drop-caches", "--until", "0"]);
+    assert_eq!(code, Some(2));
+    assert!(err.contains("less than a page"), "{err}");
+}
+
+/// One that would let the guest go on in the middle of another one does not begin.
+#[test]
+fn snapshots_are_taken_one_at_a_time() {
+    let daemon = Daemon::start();
+    let dir = tempfile::tempdir().expect("a folder");
+    let path = |name: &str| dir.path().join(name).to_str().expect("a path").to_owned();
+    let (ctl, control) = (env!("CARGO_BIN_EXE_balloonctl"), daemon.path.display());
+    let second = path("second");
+    let stop = format!("{ctl} -c {control} snapshot {second} --full --stop true --go-on true");
+    let first = path("first");
+    let options = [
+        "snapshot", &first, "--full", "--stop", &stop, "--go-on", "true",
+    ];
+    let (code, _, err) = daemon.run(&options);
+    assert_eq!(code, Some(1));
+    assert!(err.contains("another snapshot of this guest"), "{err}");
+}
+
 #[test]
 fn no_daemon_is_status_3() {
     let dir = tempfile::tempdir().expect("a folder");
