@@ -112,6 +112,8 @@ pub(super) struct Balloon {
     pub(super) knobs: Mutex<Knobs>,
     /// Whether the host may have caches dropped.
     pub(super) allow_drop_caches: Atomic<bool>,
+    /// Whether caches are being dropped for the host.
+    pub(super) drops_now: Atomic<bool>,
     born: Instant<Monotonic>,
 }
 
@@ -184,6 +186,7 @@ impl Balloon {
                     window: params.window,
                 }, "Balloon::knobs"),
             allow_drop_caches: Atomic::new(params.allow_drop_caches),
+            drops_now: Atomic::new(false),
             born: Instant::now(),
         }))
     }

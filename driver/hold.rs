@@ -255,7 +255,11 @@ pub(super) struct Relief {
 }
 
 impl Shrink for Relief {
+    /// None while the host has caches dropped, for which the kernel asks everybody: they are no cache.
     fn count(&self) -> u64 {
+        if self.keeper.balloon.drops_now.load(Relaxed) {
+            return 0;
+        }
         self.keeper.pages.load(Relaxed)
     }
 

@@ -60,6 +60,7 @@ use kernel::{
     },
     prelude::*,
     sync::{
+        atomic::Relaxed,
         Arc,
         Mutex, //
     },
@@ -461,10 +462,16 @@ impl Requests {
             Progress::More
         } else {
             match caches.iter_mut().find_map(Option::take) {
-                Some(cache) => match mm::drop_cache(cache) {
-                    Ok(()) => Progress::More,
-                    Err(e) => Progress::No(no(e)),
-                },
+                Some(cache) => {
+                    self.balloon.drops_now.store(true, Relaxed);
+                    let dropped = mm::drop_cache(cache);
+                    self.balloon.drops_now.store(false, Relaxed);
+
+                    match dropped {
+                        Ok(()) => Progress::More,
+                        Err(e) => Progress::No(no(e)),
+                    }
+                }
                 None => Progress::Done,
             }
         };
