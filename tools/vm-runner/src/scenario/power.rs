@@ -69,6 +69,8 @@ fn awake(s: &Session) -> Result<()> {
 
 fn hibernate(s: &Session) -> Result<()> {
     const DISK: &str = "/dev/nvme0n1";
+    /// So much that the kernel finds no memory for its image unless the balloon is emptied before.
+    const FULL: u64 = 376 * MIB;
 
     s.resize(FULL)?;
     s.sh(&format!(

@@ -192,6 +192,14 @@ fn compaction(s: &Session) -> Result<()> {
     let moved = s.account()?.vmstat("balloon_migrate")? - before;
     ensure!(moved > 0, "compaction moves no page of the balloon");
     s.note(format!("{moved} pages moved"));
+    // The host was told of each page that went, and of each that came.
+    let told = s.host().daemon()?.status()?.counters;
+    ensure!(
+        (told.inflated_pages - told.deflated_pages) * PAGE == target,
+        "the host was told of {} pages that came and {} that went",
+        told.inflated_pages,
+        told.deflated_pages
+    );
     s.balanced(target)?;
     s.returned(target)?;
     s.sentinel_intact()

@@ -2,6 +2,8 @@
 
 //! The distribution's kernel in QEMU, the product's real target.
 
+use std::time::Duration;
+
 use anyhow::{Context, Result, ensure};
 use serde_json::Value;
 
@@ -80,11 +82,18 @@ fn tells(s: &Session) -> Result<()> {
 }
 
 /// A guest that fills freed pages with zeroes says so, and may report them.
+/// How long the kernel may take to report free pages: it does so after two seconds, a part at a time.
+const REPORTED: Duration = Duration::from_secs(60);
+
 fn fills(s: &Session) -> Result<()> {
     ensure!(s.negotiated(4)?, "PAGE_POISON is not negotiated");
     ensure!(s.negotiated(5)?, "REPORTING is not negotiated");
     s.inflate(SMALL)?;
     s.deflate()?;
+    // All of it was allocated; what is free is reported after a while.
+    let most = s.machine().memory() - 128 * MIB;
+    let reported = poll(REPORTED, || s.host_memory().ok().filter(|now| *now < most));
+    reported.context("free pages are not reported")?;
     s.sentinel_intact()
 }
 

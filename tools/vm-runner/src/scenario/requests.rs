@@ -30,7 +30,7 @@ pub(super) const ASKING: Setup = Setup {
 
 /// Bits of `/proc/kpageflags`.
 const BUDDY: u64 = 1 << 10;
-const OFFLINE: u64 = 1 << 23;
+pub(super) const OFFLINE: u64 = 1 << 23;
 
 /// Pages that may be used, and freed, between what the guest names and what it is compared with: the program
 /// that looks needs about a hundred itself.
@@ -89,7 +89,7 @@ fn named(s: &Session, request: &Request) -> Result<BTreeSet<u64>> {
 }
 
 /// The frames of which the guest's kernel says one of these.
-fn frames(s: &Session, flags: u64) -> Result<BTreeSet<u64>> {
+pub(super) fn frames(s: &Session, flags: u64) -> Result<BTreeSet<u64>> {
     let mut frames = BTreeSet::new();
     for line in s.sh(&format!("vbrs-guest pages {flags}"))?.lines() {
         let (first, count) = line.split_once(' ').context("a run of pages")?;

@@ -24,6 +24,34 @@ fn bound(s: &Session, number: usize) -> Result<bool> {
 }
 
 /// Every balloon works, whatever else there is.
+/// Where a host wants reports of free pages, one gets some: the kernel has but one who reports.
+fn reported(s: &Session) -> Result<()> {
+    let mut wanted = Vec::new();
+    for daemon in std::iter::once(s.host().daemon()?).chain(s.others()) {
+        if daemon
+            .status()?
+            .frontend
+            .features
+            .iter()
+            .any(|f| f == "reporting")
+        {
+            wanted.push(daemon);
+        }
+    }
+    let any = || {
+        let told = |daemon: &&crate::host::Daemon| {
+            daemon
+                .status()
+                .is_ok_and(|now| now.counters.reported_bytes > 0)
+        };
+        wanted.iter().any(told).then_some(())
+    };
+    match wanted.is_empty() {
+        true => Ok(()),
+        false => poll(s.patience(), any).context("free pages are not reported"),
+    }
+}
+
 fn all_work(s: &Session) -> Result<()> {
     for number in 0..=s.others().len() {
         ensure!(bound(s, number)?, "the driver has no balloon {number}");
@@ -60,7 +88,9 @@ fn all_work(s: &Session) -> Result<()> {
         let empty = s.account().and_then(|a| a.balloon()).ok()? == 0;
         empty.then_some(())
     });
-    empty.context("the balloons do not get empty")
+    empty.context("the balloons do not get empty")?;
+    // Not before: the kernel reports nothing while less than 128 MiB are free.
+    reported(s)
 }
 
 /// No queue is kicked before the driver has said that it is ready.
