@@ -168,24 +168,21 @@ fn save(
     };
     let begun = Instant::now();
     // One that stands still already is left so.
-    let runs_now = machine.runs().map_err(Trouble::Machine)?;
-    let stopped = match runs_now {
-        true => machine.set(false).map_err(Trouble::Machine),
-        false => Ok(()),
+    let machine = match machine.runs().map_err(Trouble::Machine)? {
+        true => machine,
+        false => &Machine::Stopped,
     };
+    let stopped = machine.set(false).map_err(Trouble::Machine);
     let stands = stopped.is_ok();
     let reply = stopped.and_then(|()| interrupted()).and_then(|()| {
         let path = path.to_owned();
         Ok(client.ask(&Request::SaveMemory { path, id })?)
     });
     // Also if it could not be stopped: perhaps it was, and only that is not known. Why is the better reason then.
-    let runs = match runs_now {
-        true => machine.set(true).or_else(|why| match stands {
-            true => Err(why),
-            false => Ok(()),
-        }),
+    let runs = machine.set(true).or_else(|why| match stands {
+        true => Err(why),
         false => Ok(()),
-    };
+    });
     let stopped_ms = begun.elapsed().as_micros() as f64 / 1000.0;
     let taken = reply.and_then(|reply| match reply {
         Reply::SaveMemory {

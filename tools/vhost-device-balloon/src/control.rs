@@ -334,16 +334,14 @@ impl Connection {
             return Err(fail(FailureCode::BadValue, text));
         }
         let begun = Instant::now();
-        let file = Draft::new(path).map_err(|e| {
+        let not_made = |e| {
             let text = format!("{} cannot be made: {e}", path.display());
             fail(FailureCode::Failed, text)
-        })?;
+        };
+        let file = Draft::new(path).map_err(not_made)?;
         let written = self.state.save_memory(id, file.file());
         let written = written.map_err(|e| fail(FailureCode::Failed, e.to_string()))?;
-        file.finish().map_err(|e| {
-            let text = format!("{} cannot be made: {e}", path.display());
-            fail(FailureCode::Failed, text)
-        })?;
+        file.finish().map_err(not_made)?;
         Ok(Reply::SaveMemory {
             written_bytes: written.data,
             skipped_bytes: written.skipped,

@@ -178,15 +178,12 @@ impl Device {
             if self.stopping() {
                 return;
             }
-            let Some(more) = set_notified(vring, true) else {
-                return;
-            };
-            match more {
-                Ok(false) => return,
-                Ok(true) if served != 0 || self.serve_one(queue, role, vring) => {}
+            match set_notified(vring, true) {
+                None | Some(Ok(false)) => return,
+                Some(Ok(true)) if served != 0 || self.serve_one(queue, role, vring) => {}
                 // The ring says that there is more, but there is not.
-                Ok(true) => return self.refuse(role, &Refusal::AvailIndex),
-                Err(e) => return failed(e),
+                Some(Ok(true)) => return self.refuse(role, &Refusal::AvailIndex),
+                Some(Err(e)) => return failed(e),
             }
         }
     }
@@ -203,15 +200,12 @@ impl Device {
             if self.stopping() {
                 return;
             }
-            let Some(more) = set_notified(vring, true) else {
-                return;
-            };
-            match more {
-                Ok(true) if self.state.asks.next().is_none() => return,
-                Ok(true) if std::mem::take(&mut again) => {}
-                Ok(true) => return self.refuse(role, &Refusal::AvailIndex),
-                Ok(false) => return,
-                Err(e) => return self.refuse(role, &Refusal::Ring(e)),
+            match set_notified(vring, true) {
+                None | Some(Ok(false)) => return,
+                Some(Ok(true)) if self.state.asks.next().is_none() => return,
+                Some(Ok(true)) if std::mem::take(&mut again) => {}
+                Some(Ok(true)) => return self.refuse(role, &Refusal::AvailIndex),
+                Some(Err(e)) => return self.refuse(role, &Refusal::Ring(e)),
             }
         }
     }

@@ -733,8 +733,8 @@ impl Session {
 
     // ---- memory ----
 
-    /// Has the guest use nearly all of its free memory, a GiB of it at most in emulation, write to the pages, read them back and free
-    /// them: what the balloon gave back can be used.
+    /// Has the guest use nearly all of its free memory, a GiB of it at most in emulation, write to the
+    /// pages, read them back and free them: what the balloon gave back can be used.
     ///
     /// # Errors
     ///

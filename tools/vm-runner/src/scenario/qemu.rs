@@ -81,10 +81,10 @@ fn tells(s: &Session) -> Result<()> {
     s.deflate().map(drop)
 }
 
-/// A guest that fills freed pages with zeroes says so, and may report them.
 /// How long the kernel may take to report free pages: it does so after two seconds, a part at a time.
 const REPORTED: Duration = Duration::from_secs(60);
 
+/// A guest that fills freed pages with zeroes says so, and may report them.
 fn fills(s: &Session) -> Result<()> {
     ensure!(s.negotiated(4)?, "PAGE_POISON is not negotiated");
     ensure!(s.negotiated(5)?, "REPORTING is not negotiated");

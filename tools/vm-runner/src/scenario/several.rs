@@ -5,7 +5,7 @@
 use anyhow::{Context, Result, ensure};
 
 use super::{Scenario, only, stats};
-use crate::host::Dialect;
+use crate::host::{Daemon, Dialect};
 use crate::machine::qemu::Board;
 use crate::paths::Guest;
 use crate::process::poll;
@@ -23,23 +23,22 @@ fn bound(s: &Session, number: usize) -> Result<bool> {
     Ok(there == "yes")
 }
 
-/// Every balloon works, whatever else there is.
+/// Whether the driver has taken a feature that this daemon offers.
+fn takes(daemon: &Daemon, feature: &str) -> Result<bool> {
+    let features = daemon.status()?.frontend.features;
+    Ok(features.iter().any(|f| f == feature))
+}
+
 /// Where a host wants reports of free pages, one gets some: the kernel has but one who reports.
 fn reported(s: &Session) -> Result<()> {
     let mut wanted = Vec::new();
     for daemon in std::iter::once(s.host().daemon()?).chain(s.others()) {
-        if daemon
-            .status()?
-            .frontend
-            .features
-            .iter()
-            .any(|f| f == "reporting")
-        {
+        if takes(daemon, "reporting")? {
             wanted.push(daemon);
         }
     }
     let any = || {
-        let told = |daemon: &&crate::host::Daemon| {
+        let told = |daemon: &&Daemon| {
             daemon
                 .status()
                 .is_ok_and(|now| now.counters.reported_bytes > 0)
@@ -52,6 +51,7 @@ fn reported(s: &Session) -> Result<()> {
     }
 }
 
+/// Every balloon works, whatever else there is.
 fn all_work(s: &Session) -> Result<()> {
     for number in 0..=s.others().len() {
         ensure!(bound(s, number)?, "the driver has no balloon {number}");
@@ -70,13 +70,7 @@ fn all_work(s: &Session) -> Result<()> {
     let counted = s.account()?.balloon()?;
     ensure!(counted == all, "Balloon in meminfo is {counted}, not {all}");
     for daemon in s.others() {
-        if daemon
-            .status()?
-            .frontend
-            .features
-            .iter()
-            .any(|f| f == "stats")
-        {
+        if takes(daemon, "stats")? {
             daemon.stats()?;
         }
         let errors = daemon.status()?.errors;
