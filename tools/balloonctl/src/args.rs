@@ -80,7 +80,7 @@ pub(crate) enum Command {
         /// Allow more than the guest's memory
         #[arg(long)]
         force: bool,
-        /// Have the guest drop its caches first, as far as it has to
+        /// Have the guest drop its caches first, as far as it has to; a --timeout counts for each of both then
         #[arg(long)]
         drop_caches: bool,
         /// Wait until the balloon has this size

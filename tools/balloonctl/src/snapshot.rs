@@ -19,6 +19,8 @@ use std::time::{Duration, Instant};
 use balloon_control::Client;
 use balloon_control::client::ClientError;
 use balloon_control::message::{Reply, Request};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
 use serde::Serialize;
 use serde_json::{Value, json};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -31,6 +33,12 @@ const HOLD: Duration = Duration::from_secs(600);
 const STANDING: Duration = Duration::from_secs(1);
 /// How long QEMU may take to answer.
 const QMP_TIMEOUT: Duration = Duration::from_secs(30);
+/// How often it is looked whether a command that stops the guest is to be ended.
+const LOOK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 100_000_000,
+};
+const INTERRUPTED: &str = "interrupted by a signal";
 
 /// How the guest is stopped.
 pub(crate) enum Machine<'a> {
@@ -147,7 +155,8 @@ struct Saved {
 }
 
 /// Stops the guest, has its memory written and lets it go on. From the first to the last nobody may end this but
-/// with SIGKILL, since the guest would stand still for ever; what a signal asked for is done afterwards.
+/// with SIGKILL, since the guest would stand still for ever; what a signal asked for is done afterwards. Only a
+/// command that stops the guest is ended with it, which may take for ever, too.
 ///
 /// # Errors
 ///
@@ -162,24 +171,24 @@ fn save(
     for signal in [SIGINT, SIGTERM, SIGHUP] {
         signal_hook::flag::register(signal, Arc::clone(&interrupted))?;
     }
-    let interrupted = || match interrupted.load(Ordering::Relaxed) {
-        true => Err(Trouble::Machine("interrupted by a signal".to_owned())),
-        false => Ok(()),
-    };
+    let interrupted = || interrupted.load(Ordering::Relaxed);
     let begun = Instant::now();
     // One that stands still already is left so.
     let machine = match machine.runs().map_err(Trouble::Machine)? {
         true => machine,
         false => &Machine::Stopped,
     };
-    let stopped = machine.set(false).map_err(Trouble::Machine);
+    let stopped = machine.set(false, interrupted).map_err(Trouble::Machine);
     let stands = stopped.is_ok();
-    let reply = stopped.and_then(|()| interrupted()).and_then(|()| {
+    let reply = stopped.and_then(|()| {
+        if interrupted() {
+            return Err(Trouble::Machine(INTERRUPTED.to_owned()));
+        }
         let path = path.to_owned();
         Ok(client.ask(&Request::SaveMemory { path, id })?)
     });
     // Also if it could not be stopped: perhaps it was, and only that is not known. Why is the better reason then.
-    let runs = machine.set(true).or_else(|why| match stands {
+    let runs = machine.set(true, || false).or_else(|why| match stands {
         true => Err(why),
         false => Ok(()),
     });
@@ -200,7 +209,12 @@ fn save(
     });
     Ok(Saved {
         image: taken.is_ok(),
-        taken: taken.and_then(|taken| interrupted().map(|()| taken)),
+        taken: taken.and_then(|taken| match interrupted() {
+            true => Err(Trouble::Machine(format!(
+                "{INTERRUPTED}; the image is complete"
+            ))),
+            false => Ok(taken),
+        }),
         runs,
     })
 }
@@ -218,26 +232,47 @@ impl Machine<'_> {
         }
     }
 
-    /// Lets the guest run, or stops it.
-    fn set(&self, run: bool) -> Result<(), String> {
+    /// Lets the guest run, or stops it; a command for that is ended as soon as `give_up` says so.
+    fn set(&self, run: bool, give_up: impl Fn() -> bool) -> Result<(), String> {
         match self {
             Self::Stopped => Ok(()),
             Self::Qmp(socket) => qmp(socket, if run { "cont" } else { "stop" })
                 .map(drop)
                 .map_err(|e| format!("QEMU at {}: {e}", socket.display())),
-            Self::Commands { stop, go_on } => shell(if run { go_on } else { stop }),
+            Self::Commands { stop, go_on } => shell(if run { go_on } else { stop }, give_up),
         }
     }
 }
 
-fn shell(command: &str) -> Result<(), String> {
-    let mut shell = Command::new("sh");
+fn shell(command: &str, give_up: impl Fn() -> bool) -> Result<(), String> {
+    let cannot = |error| format!("'{command}' cannot be run: {error}");
     // In a group of its own, so that whoever types Ctrl-C does not end it halfway.
+    let mut shell = Command::new("sh");
     shell.arg("-c").arg(command).process_group(0);
-    match shell.status() {
+    let mut shell = shell.spawn().map_err(cannot)?;
+    let group = Pid::from_child(&shell);
+    let ended = pidfd_open(group, PidfdFlags::empty());
+    // A signal ends this wait, too. Without the file it is a plain wait, below.
+    let runs = || match &ended {
+        Ok(ended) => !matches!(
+            poll(&mut [PollFd::new(ended, PollFlags::IN)], Some(&LOOK)),
+            Ok(1..)
+        ),
+        Err(_) => false,
+    };
+    let mut given_up = false;
+    while !given_up && runs() {
+        given_up = give_up();
+    }
+    if given_up {
+        // If it cannot be ended, it has ended.
+        let _gone = kill_process_group(group, Signal::KILL);
+    }
+    match shell.wait() {
+        Ok(_) if given_up => Err(format!("'{command}' did not end: {INTERRUPTED}")),
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("'{command}' failed: {status}")),
-        Err(error) => Err(format!("'{command}' cannot be run: {error}")),
+        Err(error) => Err(cannot(error)),
     }
 }
 

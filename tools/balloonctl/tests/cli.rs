@@ -277,6 +277,18 @@ fn a_snapshot_that_fails_leaves_the_guest_running() {
     assert_eq!(asked.len(), 2);
     let lines = std::fs::read_to_string(&log).expect("written");
     assert_eq!(lines, "stop\ngo\n");
+    // A command that never ends is ended by it.
+    std::fs::remove_file(&log).expect("removed");
+    let hangs = format!("{stop}; kill -TERM $PPID; sleep 1000");
+    let options_hangs = ["snapshot", &image, "--stop", &hangs, "--go-on", &go_on];
+    let (code, _, err, asked) = daemon.ask(&options_hangs, &held);
+    assert_eq!((code, asked.len()), (Some(1), 2));
+    assert!(
+        err.contains("did not end: interrupted by a signal"),
+        "{err}"
+    );
+    let lines = std::fs::read_to_string(&log).expect("written");
+    assert_eq!(lines, "stop\ngo\n");
     // That it stands still is said at once.
     let options_still = ["snapshot", &image, "--stop", "true", "--go-on", "false"];
     let (code, _, err, _) = daemon.ask(&options_still, &held);
