@@ -105,7 +105,8 @@ fn admit(state: &Arc<State>, connections: &Arc<AtomicUsize>, stream: UnixStream)
 /// A failure to be told; what it quotes of a request is cut, as it may be long.
 fn fail(code: FailureCode, message: impl Into<String>) -> Failure {
     let mut message = message.into();
-    if let Some((end, _)) = message.char_indices().nth(MESSAGE_MAX) {
+    let mut last = message.char_indices().skip(MESSAGE_MAX - 1);
+    if let (Some((end, _)), Some(_)) = (last.next(), last.next()) {
         message.truncate(end);
         message.push('…');
     }
