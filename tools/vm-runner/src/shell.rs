@@ -142,7 +142,8 @@ fn interact(session: &Session) -> Result<()> {
     })?;
     drop(terminal);
     if let Some(why) = session.machine().life().death() {
-        if why.contains("panic") {
+        // Not if it was powered off.
+        if why.contains("panic") || why.contains("signal") {
             bail!("the guest died: {why}");
         }
     }
