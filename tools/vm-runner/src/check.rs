@@ -18,7 +18,7 @@ use crate::klog;
 use crate::ktap;
 use crate::paths::Guest;
 use crate::results::{self, Tally};
-use crate::scenario::{self, After, Scenario};
+use crate::scenario::{self, After, Part, Scenario};
 use crate::session::{Choice, Session};
 
 /// What to run, and how.
@@ -28,6 +28,8 @@ pub struct Options {
     pub choice: Choice,
     /// Only tests whose names contain one of these; all if there is none.
     pub filter: Vec<String>,
+    /// Without the parts of a scenario whose names do not, though they run first otherwise.
+    pub alone: bool,
     /// Only tests in these guests; in all if there is none.
     pub guests: Vec<Guest>,
     /// Only list them.
@@ -76,6 +78,7 @@ pub fn run_one(scenario: &'static Scenario, guest: Guest, choice: Choice) -> Vec
     let options = Options {
         choice,
         filter: Vec::new(),
+        alone: false,
         guests: Vec::new(),
         list: false,
         jobs: None,
@@ -165,10 +168,7 @@ fn selected(options: &Options) -> Vec<Run> {
                 .map(move |&guest| Run { scenario, guest })
         })
         .filter(|run| options.guests.is_empty() || options.guests.contains(&run.guest))
-        .filter(|run| {
-            let wanted = |name: String| options.filter.iter().any(|f| name.contains(f.as_str()));
-            options.filter.is_empty() || run.scenario.parts.iter().any(|p| wanted(run.test(p.name)))
-        })
+        .filter(|run| run.scenario.parts.iter().any(|p| run.wants(options, p)))
         .collect();
     if !options.list {
         // The slow ones first, so that no processor is idle in the end.
@@ -191,6 +191,20 @@ impl Run {
     fn test(&self, part: &str) -> String {
         let separator = if part.is_empty() { "" } else { "/" };
         format!("{}/{}{separator}{part}", self.guest, self.scenario.name)
+    }
+
+    /// Whether a part is among the tests that are wanted.
+    fn wants(self, options: &Options, part: &Part) -> bool {
+        let name = self.test(part.name);
+        options.filter.is_empty() || options.filter.iter().any(|f| name.contains(f.as_str()))
+    }
+
+    /// The parts that run.
+    fn chosen(self, options: &Options) -> Vec<&'static Part> {
+        let parts = self.scenario.parts.iter();
+        parts
+            .filter(|part| !options.alone || self.wants(options, part))
+            .collect()
     }
 
     /// How early it is to begin: guests in emulation are slow.
@@ -225,11 +239,11 @@ impl Run {
             self.guest.driver(options.choice.driver),
         ];
         if let Some(why) = needed.into_iter().find_map(Result::err) {
-            return self.reports(|_| End::Skipped(format!("{why:#}")));
+            return self.reports(options, |_| End::Skipped(format!("{why:#}")));
         }
         let folder = match folder::create(&format!("{}-{}", self.guest, self.scenario.name)) {
             Ok(folder) => folder,
-            Err(e) => return self.reports(|_| End::Failed(format!("{e:#}"))),
+            Err(e) => return self.reports(options, |_| End::Failed(format!("{e:#}"))),
         };
         let mut reports = Vec::new();
         let begun = Instant::now();
@@ -248,7 +262,7 @@ impl Run {
         };
         if let Some(why) = failure {
             let why = format!("{why}\n{}", last_words(&folder));
-            self.fail(&mut reports, why);
+            self.fail(options, &mut reports, why);
             folder::keep(&folder);
         } else if options.keep {
             folder::keep(&folder);
@@ -279,9 +293,10 @@ impl Run {
                 After::Nothing => session.console_is_clean(),
             }
         };
-        for (i, part) in scenario.parts.iter().enumerate() {
+        let parts = self.chosen(options);
+        for (i, part) in parts.iter().enumerate() {
             let result = (part.run)(&session).and_then(|()| {
-                let last = i + 1 == scenario.parts.len();
+                let last = i + 1 == parts.len();
                 if last {
                     finish(&session)
                 } else {
@@ -340,9 +355,9 @@ impl Run {
     }
 
     /// Adds a failed report for the part that failed, and one for each that was not reached.
-    fn fail(self, reports: &mut Vec<Report>, why: String) {
+    fn fail(self, options: &Options, reports: &mut Vec<Report>, why: String) {
         let mut why = Some(why);
-        for part in self.scenario.parts {
+        for part in self.chosen(options) {
             let name = self.test(part.name);
             if reports.iter().any(|r| r.name == name) {
                 continue;
@@ -356,14 +371,14 @@ impl Run {
         }
     }
 
-    fn reports(&self, end: impl Fn(&str) -> End) -> Vec<Report> {
-        let report = |part: &scenario::Part| Report {
+    fn reports(self, options: &Options, end: impl Fn(&str) -> End) -> Vec<Report> {
+        let report = |part: &Part| Report {
             name: self.test(part.name),
             took: Duration::ZERO,
             end: end(part.name),
             notes: Vec::new(),
         };
-        self.scenario.parts.iter().map(report).collect()
+        self.chosen(options).into_iter().map(report).collect()
     }
 }
 

@@ -51,6 +51,9 @@ enum Command {
 struct Check {
     /// Only tests whose names contain one of these.
     filter: Vec<String>,
+    /// Not what comes before them in the same guest, either; some tests need that.
+    #[arg(long)]
+    alone: bool,
     /// Only list the tests.
     #[arg(long)]
     list: bool,
@@ -139,6 +142,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
         Command::Check(check) => check::run(&Options {
             choice,
             filter: check.filter,
+            alone: check.alone,
             guests: check.guest,
             list: check.list,
             jobs: check.jobs,

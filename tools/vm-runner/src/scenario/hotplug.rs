@@ -172,8 +172,8 @@ fn surprise(s: &Session) -> Result<()> {
     ))?;
     let config = format!("/sys/bus/pci/devices/{port}/config");
     let capability = capability(s, &config, 0x10)?;
-    // On its way, when it is gone.
-    s.target(0)?;
+    // On its way when it is gone, perhaps, and not empty in any case.
+    s.target(FULL / 4 * 3)?;
     // In one write, or QEMU takes it for two others.
     let [low, high] = OFF.to_le_bytes();
     s.sh(&format!(

@@ -7,17 +7,37 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 
 use super::{After, Scenario, only};
-use crate::host::Dialect;
+use crate::host::{Dialect, Host};
 use crate::session::{Device, Session, Setup};
 use crate::size::{MIB, PAGE};
 
 const FULL: u64 = 144 * MIB + 5 * PAGE;
 const SOON: Duration = Duration::from_secs(60);
 
+/// What the host was told to be the guest's again, so far; 0 if nobody counts it.
+fn told_back(s: &Session) -> Result<u64> {
+    match s.host() {
+        Host::Daemon(daemon) => Ok(daemon.status()?.counters.deflated_pages * PAGE),
+        _ => Ok(0),
+    }
+}
+
+/// A host that was told nothing would go on for ever as if it had the pages.
+fn all_told(s: &Session, before: u64) -> Result<()> {
+    let told = told_back(s)? - before;
+    ensure!(
+        told == FULL || !matches!(s.host(), Host::Daemon(_)),
+        "the host is told of {told} bytes"
+    );
+    Ok(())
+}
+
 pub(super) fn reload(s: &Session) -> Result<()> {
     for _ in 0..3 {
         s.resize(FULL)?;
+        let before = told_back(s)?;
         s.unload()?;
+        all_told(s, before)?;
         s.sentinel_intact()?;
         // The target has stayed, so the driver goes there by itself.
         s.load("")?;
@@ -30,8 +50,10 @@ pub(super) fn reload(s: &Session) -> Result<()> {
 pub(super) fn unbind(s: &Session) -> Result<()> {
     s.inflate(FULL)?;
     let full = s.account()?.free()?;
+    let before = told_back(s)?;
     s.bind(false)?;
     ensure!(!s.bound()?);
+    all_told(s, before)?;
     let free = s.account()?.free()?;
     ensure!(
         free >= full + FULL - s.slack(),
