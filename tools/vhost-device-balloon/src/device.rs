@@ -181,8 +181,11 @@ impl Device {
             match set_notified(vring, true) {
                 None | Some(Ok(false)) => return,
                 Some(Ok(true)) if served != 0 || self.serve_one(queue, role, vring) => {}
-                // The ring says that there is more, but there is not.
-                Some(Ok(true)) => return self.refuse(role, &Refusal::AvailIndex),
+                // The ring says that there is more, but there is not; unless it was stopped meanwhile.
+                Some(Ok(true)) if usable(&vring.get_ref()) => {
+                    return self.refuse(role, &Refusal::AvailIndex);
+                }
+                Some(Ok(true)) => return,
                 Some(Err(e)) => return failed(e),
             }
         }
@@ -204,6 +207,8 @@ impl Device {
                 None | Some(Ok(false)) => return,
                 Some(Ok(true)) if self.state.asks.next().is_none() => return,
                 Some(Ok(true)) if std::mem::take(&mut again) => {}
+                // Stopped meanwhile.
+                Some(Ok(true)) if !usable(&vring.get_ref()) => return,
                 Some(Ok(true)) => return self.refuse(role, &Refusal::AvailIndex),
                 Some(Err(e)) => return self.refuse(role, &Refusal::Ring(e)),
             }
