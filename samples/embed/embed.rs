@@ -4,7 +4,8 @@
 //! as its driver is there, and asks it which pages are free.
 //!
 //! ```text
-//! cargo run --example embed -- --socket-path vhost.sock --features host-request
+//! tools/setup/in-root cargo run --manifest-path tools/Cargo.toml --example embed -- \
+//!     --socket-path vhost.sock --features host-request
 //! ```
 
 use std::error::Error;

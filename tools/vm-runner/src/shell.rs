@@ -103,6 +103,7 @@ fn interact(session: &Session) -> Result<()> {
     eprintln!(
         "  Resize it from another terminal: tools/setup/in-root {balloonctl} --control-path {control} target 512M"
     );
+    eprintln!("  (Files that it names are in the folder with this tree, or in one of VBRS_BIND.)");
     eprintln!(
         "  The kernel's console: {}",
         session.folder().join("console.log").display()
