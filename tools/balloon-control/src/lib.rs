@@ -4,11 +4,13 @@
 //!
 //! One JSON object a line, in both directions, over a Unix socket that belongs to the daemon's
 //! user. `Documentation/control.rst` describes it for other languages; here are its [`message`]s,
-//! the [`size`]s people write, and a blocking [`client`].
+//! the [`size`]s people write, and a blocking [`client`]; and the [`draft`]s of files that both sides
+//! make.
 
 #![forbid(unsafe_code)]
 
 pub mod client;
+pub mod draft;
 pub mod message;
 pub mod size;
 

@@ -78,6 +78,9 @@ pub enum Request {
         /// For how long at most, in milliseconds; without it, or if it is 0, as the guest thinks.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         hold_ms: Option<u64>,
+        /// Not longer than this connection is there, either.
+        #[serde(default)]
+        bound: bool,
         /// As for [`Request::DropCaches`].
         #[serde(default, skip_serializing_if = "Option::is_none")]
         timeout_ms: Option<u64>,
@@ -104,6 +107,9 @@ pub enum Request {
         /// The request whose pages the guest holds; they are left out.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         id: Option<u32>,
+        /// Only looks whether the file can be made, and writes nothing.
+        #[serde(default)]
+        check: bool,
     },
     /// Turns the connection into a stream of [`Event`]s, the first of which tells the state now.
     Watch {},

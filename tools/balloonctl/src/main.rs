@@ -8,6 +8,7 @@ mod args;
 mod ask;
 mod map;
 mod progress;
+mod qmp;
 mod restore;
 mod show;
 mod sink;
@@ -28,6 +29,7 @@ use serde_json::json;
 
 use crate::args::{Args, Command, Hint};
 use crate::progress::Progress;
+use crate::qmp::Qmp;
 use crate::sink::Sink;
 use crate::snapshot::Machine;
 
@@ -192,14 +194,17 @@ fn run(args: &Args) -> Result<Status, Trouble> {
                 balloon: *balloon,
                 hold: hold.is_some(),
                 hold_ms: hold.filter(|time| !time.is_zero()).map(millis),
+                bound: false,
                 timeout_ms: Some(millis(*timeout)),
             };
-            if file.is_some() && file == map {
-                let text = "--out and --map cannot be the same file".to_owned();
-                return Err(Trouble::Machine(text));
-            }
             let file = file.as_deref().map(Sink::open).transpose()?;
             let map = map.as_deref().map(Sink::open).transpose()?;
+            if let (Some(file), Some(map)) = (&file, &map) {
+                if file.is_same(map)? {
+                    let text = "--out and --map cannot be the same file".to_owned();
+                    return Err(Trouble::Machine(text));
+                }
+            }
             let progress = Progress::start(args);
             let reply = client.ask(&request)?;
             drop(progress);
@@ -220,13 +225,13 @@ fn run(args: &Args) -> Result<Status, Trouble> {
             full,
             timeout,
         } => {
+            let _alone = snapshot::alone(args.control_path())?;
             let machine = match (qmp, stop, go_on) {
-                (Some(socket), ..) => Machine::Qmp(socket),
+                (Some(socket), ..) => Machine::Qmp(Qmp::connect(socket).map_err(Trouble::Machine)?),
                 (None, Some(stop), Some(go_on)) => Machine::Commands { stop, go_on },
                 _ => Machine::Stopped,
             };
-            let _alone = snapshot::alone(args.control_path())?;
-            let taken = snapshot::take(&mut client, file, &machine, (!full).then_some(*timeout))?;
+            let taken = snapshot::take(&mut client, file, machine, (!full).then_some(*timeout))?;
             match args.json {
                 true => print_json(&mut out, &taken)?,
                 false => show::snapshot(&mut out, &taken)?,

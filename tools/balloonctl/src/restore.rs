@@ -7,10 +7,11 @@
 
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileExt as _, MetadataExt as _, OpenOptionsExt as _};
+use std::os::unix::fs::{FileExt as _, MetadataExt as _};
 use std::path::Path;
 use std::str::FromStr;
 
+use balloon_control::draft::Draft;
 use rustix::fs::{FallocateFlags, SeekFrom, fallocate, seek};
 use rustix::io::Errno;
 use serde::Serialize;
@@ -84,7 +85,7 @@ pub(crate) struct Restored {
     pub(crate) zero_bytes: u64,
 }
 
-/// Makes the regions of a file as they are in an image.
+/// Makes the regions of a file as they are in an image. A new file is there when all of it is.
 pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<Restored, String> {
     let about = |path: &Path, e: io::Error| format!("{}: {e}", path.display());
     let source = File::open(image).map_err(|e| about(image, e))?;
@@ -106,14 +107,16 @@ pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<R
     check(regions, length)?;
     let data = extents(&source, length).map_err(|e| about(image, e))?;
     covered(regions, &data)?;
-    let made = !file.exists();
-    let target = OpenOptions::new()
-        .write(true)
-        .create(true)
-        .truncate(false)
-        .mode(0o600)
-        .open(file)
-        .map_err(|e| about(file, e))?;
+    let made = match Draft::new(file) {
+        Ok(draft) => Some(draft),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => None,
+        Err(e) => return Err(about(file, e)),
+    };
+    let opened = match &made {
+        Some(draft) => draft.file().try_clone(),
+        None => OpenOptions::new().write(true).open(file),
+    };
+    let target = opened.map_err(|e| about(file, e))?;
     let to = target.metadata().map_err(|e| about(file, e))?;
     if !to.is_file() {
         return Err(format!("{}: not a file", file.display()));
@@ -134,13 +137,11 @@ pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<R
         target: &target,
         data: &data,
     };
-    job.run(regions).map_err(|e| {
-        if made {
-            // Half of it is of no use. Nobody is left to be told.
-            let _gone = std::fs::remove_file(file);
-        }
-        about(file, e)
-    })
+    let restored = job.run(regions).map_err(|e| about(file, e))?;
+    match made.map_or(Ok(()), Draft::finish) {
+        Ok(()) => Ok(restored),
+        Err(e) => Err(about(file, e)),
+    }
 }
 
 /// Regions must be in the image, and must not have anything in common.

@@ -4,6 +4,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
 use crate::Trouble;
@@ -30,6 +31,16 @@ impl<'a> Sink<'a> {
         });
         let (file, fresh) = opened.map_err(|error| trouble(path, error))?;
         Ok(Self { path, file, fresh })
+    }
+
+    /// Whether both are one file. Devices take anything.
+    pub(crate) fn is_same(&self, other: &Self) -> Result<bool, Trouble> {
+        let about = |sink: &Self| {
+            let there = sink.file.metadata();
+            there.map_err(|error| trouble(sink.path, error))
+        };
+        let (one, two) = (about(self)?, about(other)?);
+        Ok(one.is_file() && (one.dev(), one.ino()) == (two.dev(), two.ino()))
     }
 
     /// Has `what` write the result.

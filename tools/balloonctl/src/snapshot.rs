@@ -5,12 +5,12 @@
 //! The guest holds its free pages, then it is stopped, then its memory is written, then it goes on and
 //! releases them. The daemon makes sure that they were held when it stood still.
 
-use std::io::{self, BufRead as _, BufReader, Write as _};
+use std::io;
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::fs::MetadataExt as _;
-use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+use std::os::unix::net::{SocketAddr, UnixListener};
 use std::os::unix::process::CommandExt as _;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,19 +20,18 @@ use balloon_control::Client;
 use balloon_control::client::ClientError;
 use balloon_control::message::{Reply, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process, kill_process_group, pidfd_open};
 use serde::Serialize;
-use serde_json::{Value, json};
+use serde_json::Value;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
+use crate::qmp::Qmp;
 use crate::{Trouble, millis};
 
 /// How long the guest is to hold its free pages at most; it is given up if that is not enough.
 const HOLD: Duration = Duration::from_secs(600);
 /// How long a guest that still stands still may take to release them.
 const STANDING: Duration = Duration::from_secs(1);
-/// How long QEMU may take to answer.
-const QMP_TIMEOUT: Duration = Duration::from_secs(30);
 /// How often it is looked whether a command that stops the guest is to be ended.
 const LOOK: Timespec = Timespec {
     tv_sec: 0,
@@ -43,7 +42,7 @@ const INTERRUPTED: &str = "interrupted by a signal";
 /// How the guest is stopped.
 pub(crate) enum Machine<'a> {
     /// By QEMU.
-    Qmp(&'a PathBuf),
+    Qmp(Qmp),
     /// By shell commands.
     Commands {
         /// Stops it.
@@ -86,13 +85,19 @@ pub(crate) fn alone(control: &Path) -> Result<UnixListener, Trouble> {
 pub(crate) fn take(
     client: &mut Client,
     file: &Path,
-    machine: &Machine<'_>,
+    mut machine: Machine<'_>,
     free: Option<Duration>,
 ) -> Result<Taken, Trouble> {
     let path = std::path::absolute(file)?;
     let path = path
         .to_str()
         .ok_or_else(|| Trouble::Machine(format!("{} is not UTF-8", file.display())))?;
+    // A file that cannot be made is no reason to stop a guest.
+    client.ask(&Request::SaveMemory {
+        path: path.to_owned(),
+        id: None,
+        check: true,
+    })?;
     let id = match free {
         None => None,
         Some(_) if matches!(machine, Machine::Stopped) => {
@@ -102,7 +107,7 @@ pub(crate) fn take(
         }
         Some(timeout) => Some(hold(client, timeout)?),
     };
-    let saved = save(client, path, machine, id);
+    let saved = save(client, path, &mut machine, id);
     if saved.is_err() && id.is_some() {
         // Nothing was done, and the guest runs.
         let timeout_ms = free.map(millis);
@@ -137,6 +142,8 @@ fn hold(client: &mut Client, timeout: Duration) -> Result<u32, ClientError> {
         balloon: false,
         hold: true,
         hold_ms: Some(millis(HOLD)),
+        // Should this program be killed, the guest has its memory back.
+        bound: true,
         timeout_ms: Some(millis(timeout)),
     };
     match client.ask(&request)? {
@@ -164,7 +171,7 @@ struct Saved {
 fn save(
     client: &mut Client,
     path: &str,
-    machine: &Machine<'_>,
+    machine: &mut Machine<'_>,
     id: Option<u32>,
 ) -> Result<Saved, Trouble> {
     let interrupted = Arc::new(AtomicBool::new(false));
@@ -176,7 +183,7 @@ fn save(
     // One that stands still already is left so.
     let machine = match machine.runs().map_err(Trouble::Machine)? {
         true => machine,
-        false => &Machine::Stopped,
+        false => &mut Machine::Stopped,
     };
     let stopped = machine.set(false, interrupted).map_err(Trouble::Machine);
     let stands = stopped.is_ok();
@@ -185,7 +192,11 @@ fn save(
             return Err(Trouble::Machine(INTERRUPTED.to_owned()));
         }
         let path = path.to_owned();
-        Ok(client.ask(&Request::SaveMemory { path, id })?)
+        Ok(client.ask(&Request::SaveMemory {
+            path,
+            id,
+            check: false,
+        })?)
     });
     // Also if it could not be stopped: perhaps it was, and only that is not known. Why is the better reason then.
     let runs = machine.set(true, || false).or_else(|why| match stands {
@@ -221,11 +232,10 @@ fn save(
 
 impl Machine<'_> {
     /// Whether the guest runs, as far as that can be known.
-    fn runs(&self) -> Result<bool, String> {
+    fn runs(&mut self) -> Result<bool, String> {
         match self {
-            Self::Qmp(socket) => {
-                let status = qmp(socket, "query-status")
-                    .map_err(|e| format!("QEMU at {}: {e}", socket.display()))?;
+            Self::Qmp(qmp) => {
+                let status = qmp.run("query-status").map_err(about_qemu)?;
                 Ok(status.get("running") != Some(&Value::Bool(false)))
             }
             Self::Stopped | Self::Commands { .. } => Ok(true),
@@ -233,15 +243,20 @@ impl Machine<'_> {
     }
 
     /// Lets the guest run, or stops it; a command for that is ended as soon as `give_up` says so.
-    fn set(&self, run: bool, give_up: impl Fn() -> bool) -> Result<(), String> {
+    fn set(&mut self, run: bool, give_up: impl Fn() -> bool) -> Result<(), String> {
         match self {
             Self::Stopped => Ok(()),
-            Self::Qmp(socket) => qmp(socket, if run { "cont" } else { "stop" })
-                .map(drop)
-                .map_err(|e| format!("QEMU at {}: {e}", socket.display())),
+            Self::Qmp(qmp) => {
+                let said = qmp.run(if run { "cont" } else { "stop" });
+                said.map(drop).map_err(about_qemu)
+            }
             Self::Commands { stop, go_on } => shell(if run { go_on } else { stop }, give_up),
         }
     }
+}
+
+fn about_qemu(error: String) -> String {
+    format!("QEMU: {error}")
 }
 
 fn shell(command: &str, give_up: impl Fn() -> bool) -> Result<(), String> {
@@ -260,49 +275,19 @@ fn shell(command: &str, give_up: impl Fn() -> bool) -> Result<(), String> {
         ),
         Err(_) => false,
     };
-    let mut given_up = false;
-    while !given_up && runs() {
-        given_up = give_up();
-    }
-    if given_up {
-        // If it cannot be ended, it has ended.
-        let _gone = kill_process_group(group, Signal::KILL);
+    while runs() {
+        if give_up() {
+            // Whatever it has become, it is not waited for any longer.
+            let _gone = (
+                kill_process_group(group, Signal::KILL),
+                kill_process(group, Signal::KILL),
+            );
+            return Err(format!("'{command}' did not end: {INTERRUPTED}"));
+        }
     }
     match shell.wait() {
-        Ok(_) if given_up => Err(format!("'{command}' did not end: {INTERRUPTED}")),
         Ok(status) if status.success() => Ok(()),
         Ok(status) => Err(format!("'{command}' failed: {status}")),
         Err(error) => Err(cannot(error)),
     }
-}
-
-/// Has QEMU carry out a command without arguments. Returns what it says.
-fn qmp(socket: &Path, command: &str) -> Result<Value, String> {
-    let text = |e: std::io::Error| e.to_string();
-    let stream = UnixStream::connect(socket).map_err(text)?;
-    stream.set_read_timeout(Some(QMP_TIMEOUT)).map_err(text)?;
-    let mut lines = BufReader::new(&stream).lines();
-    // It greets first.
-    lines
-        .next()
-        .ok_or("it closed the connection")?
-        .map_err(text)?;
-    let mut said = Value::Null;
-    for command in ["qmp_capabilities", command] {
-        writeln!(&stream, "{}", json!({ "execute": command })).map_err(text)?;
-        loop {
-            let line = lines.next().ok_or("it closed the connection")?;
-            let answer: Value = serde_json::from_str(&line.map_err(text)?)
-                .map_err(|e| format!("its answer is not understood: {e}"))?;
-            if let Some(error) = answer.get("error") {
-                return Err(format!("{command} is refused: {error}"));
-            }
-            // Events come in between.
-            if let Some(value) = answer.get("return") {
-                said = value.clone();
-                break;
-            }
-        }
-    }
-    Ok(said)
 }

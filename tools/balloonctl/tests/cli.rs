@@ -298,8 +298,16 @@ fn a_snapshot_that_fails_leaves_the_guest_running() {
         "{err}"
     );
 
-    // A guest that refuses is not stopped.
+    // Nor is one stopped whose image cannot be made.
     std::fs::remove_file(&log).expect("removed");
+    let nowhere = path("none/image");
+    let options_nowhere = ["snapshot", &nowhere, "--stop", &stop, "--go-on", &go_on];
+    let (code, _, err, asked) = daemon.ask(&options_nowhere, &[]);
+    assert_eq!((code, asked.len()), (Some(1), 0));
+    assert!(err.contains("cannot be made"), "{err}");
+    assert!(!std::path::Path::new(&log).exists());
+
+    // A guest that refuses is not stopped.
     let no = (Status::Refused, Reason::NoMemory, &[][..]);
     let (code, ..) = daemon.ask(&options, &[no]);
     assert_eq!(code, Some(1));
@@ -313,7 +321,7 @@ fn a_snapshot_that_fails_leaves_the_guest_running() {
         (&["snapshot", &image][..], "cannot say what is free"),
         (&["snapshot", &image, "--qmp", &path("none")], "QEMU at"),
     ] {
-        let (code, _, err, _) = daemon.ask(options, if part == "QEMU at" { &held } else { &[] });
+        let (code, _, err, _) = daemon.ask(options, &[]);
         assert_eq!(code, Some(1));
         assert!(err.contains(part), "{err}");
     }

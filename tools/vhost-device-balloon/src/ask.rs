@@ -38,6 +38,8 @@ pub const COMMANDS: u32 = {
 
 /// How long the guest may take to end what it is doing.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
+/// How long others may ask before it is too late to release what is held; it has its own bound.
+const RELEASE_PATIENCE: Duration = Duration::from_secs(60);
 /// How long the device's thread may take to look at the answers that are there.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How often whoever waits looks whether that is still wanted.
@@ -223,11 +225,13 @@ struct Open {
 }
 
 /// A hold that the guest has confirmed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 struct Held {
     id: u32,
     pages: u64,
     ended: Option<Reason>,
+    /// The pages, once somebody has the answer.
+    named: Option<Arc<Named>>,
 }
 
 #[derive(Debug, Default)]
@@ -318,8 +322,52 @@ impl Asks {
         wake: impl Fn(),
         patience: &mut Patience<'_>,
     ) -> Result<Answered, AskError> {
+        let turn = self.take_turn(patience)?;
+        let answered = self.ask_in_turn(question, &wake, patience)?;
+        if matches!(question, Question::HoldFreePages { .. }) && (patience.unwanted)() {
+            // Nobody knows of this hold, so nobody would end it.
+            self.let_go(&turn, &wake);
+            return Err(AskError::Unwanted);
+        }
+        Ok(answered)
+    }
+
+    /// Has the guest release what it holds for request `id`, if it does. Waits for whoever else asks, up to
+    /// some seconds, and some seconds for the guest; if it stands still, it does so later.
+    pub fn release(&self, id: u32, wake: impl Fn()) {
+        let mut patience = Patience {
+            until: Instant::now().checked_add(RELEASE_PATIENCE),
+            unwanted: &mut || false,
+        };
+        if let Ok(turn) = self.take_turn(&mut patience) {
+            if self.holds(id) {
+                self.let_go(&turn, &wake);
+            }
+        }
+    }
+
+    fn let_go(&self, _turn: &Turn<'_>, wake: &impl Fn()) {
+        let request = |id| Question::Release.request(id);
+        let Ok(id) = self.push(Command::Release, request, false) else {
+            return;
+        };
+        wake();
+        let mut patience = Patience {
+            until: Instant::now().checked_add(CANCEL_PATIENCE),
+            unwanted: &mut || false,
+        };
+        if self.wait(id, &mut patience).is_err() {
+            self.forsake(id);
+        }
+    }
+
+    fn ask_in_turn(
+        &self,
+        question: Question,
+        wake: &impl Fn(),
+        patience: &mut Patience<'_>,
+    ) -> Result<Answered, AskError> {
         let asked = Instant::now();
-        let _turn = self.take_turn(patience)?;
         let id = self.push(question.command(), |id| question.request(id), false)?;
         wake();
         let error = match self.wait(id, patience) {
@@ -473,7 +521,11 @@ impl Asks {
             })
         });
         if named.is_some() {
-            lock(&self.inner).named.clone_from(&named);
+            let mut inner = lock(&self.inner);
+            inner.named.clone_from(&named);
+            for held in inner.held.iter_mut().filter(|held| held.id == open.id) {
+                held.named.clone_from(&named);
+            }
         }
         Ok(Answered {
             answer,
@@ -560,13 +612,17 @@ impl Asks {
 
     /// Whether the guest holds the pages that request `id` named, by what it has said so far.
     pub fn holds(&self, id: u32) -> bool {
-        let held = lock(&self.inner).held;
+        let inner = lock(&self.inner);
+        let held = inner.held.as_ref();
         held.is_some_and(|held| held.id == id && held.ended.is_none())
     }
 
-    /// The pages that were named last.
-    pub fn named(&self) -> Option<Arc<Named>> {
-        lock(&self.inner).named.clone()
+    /// The pages that request `id` named, if it was the last one to name any, or they are held.
+    pub fn named(&self, id: u32) -> Option<Arc<Named>> {
+        let inner = lock(&self.inner);
+        let held = inner.held.as_ref().and_then(|held| held.named.as_ref());
+        let mut known = [held, inner.named.as_ref()].into_iter().flatten();
+        known.find(|named| named.id == id).cloned()
     }
 
     /// The last request, as people see it.
@@ -578,7 +634,8 @@ impl Asks {
 
     /// What the guest holds, as people see it.
     pub fn hold_status(&self) -> Option<HoldStatus> {
-        lock(&self.inner).held.map(|held| HoldStatus {
+        let inner = lock(&self.inner);
+        inner.held.as_ref().map(|held| HoldStatus {
             id: held.id,
             bytes: held.pages.saturating_mul(BALLOON_PAGE_BYTES),
             held: held.ended.is_none(),
@@ -691,6 +748,7 @@ impl Inner {
                 id,
                 pages: answer.value,
                 ended: None,
+                named: None,
             });
         }
         if ok && answer.command == Command::Release.number() {

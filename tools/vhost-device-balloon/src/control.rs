@@ -2,6 +2,7 @@
 
 //! The control socket: line-delimited JSON, a thread for each connection.
 
+use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use balloon_control::draft::Draft;
 use balloon_control::message::{
     AskedStatus, Event, EventKind, Failure, FailureCode, HintAction, HintState, HintStatus, Reply,
     Request, Response, SizeField, Took,
@@ -22,8 +24,8 @@ use serde::Serialize;
 use tracing::{debug, error};
 
 use crate::ask::{Answered, AskError, Patience, Question};
-use crate::draft::Draft;
 use crate::fault::{FAULTS_MAX, Fault};
+use crate::image::Written;
 use crate::page_set::PageSet;
 use crate::state::{State, View};
 
@@ -77,6 +79,7 @@ fn admit(state: &Arc<State>, connections: &Arc<AtomicUsize>, stream: UnixStream)
     let connection = Connection {
         state: Arc::clone(state),
         stream,
+        bound: Cell::new(None),
     };
     if connections.fetch_add(1, Ordering::Relaxed) >= CONNECTIONS_MAX {
         connections.fetch_sub(1, Ordering::Relaxed);
@@ -116,6 +119,16 @@ fn fail(code: FailureCode, message: impl Into<String>) -> Failure {
 struct Connection {
     state: Arc<State>,
     stream: UnixStream,
+    /// The request whose pages are held as long as the connection is there.
+    bound: Cell<Option<u32>>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        if let Some(id) = self.bound.get() {
+            self.state.release(id);
+        }
+    }
 }
 
 impl Connection {
@@ -184,16 +197,19 @@ impl Connection {
                     balloon,
                     hold,
                     hold_ms,
+                    bound,
                     timeout_ms,
-                }) => match free_pages(balloon, hold, hold_ms) {
-                    Ok(question) => self.ask(question, timeout_ms)?,
+                }) => match free_pages(balloon, hold, hold_ms, bound) {
+                    Ok(question) => self.ask_bound(question, bound, timeout_ms)?,
                     Err(failure) => self.answer(Err(failure))?,
                 },
                 Ok(Request::FreePageMap { id, from }) => {
                     self.answer(self.free_page_map(id, from))?
                 }
                 Ok(Request::Release { timeout_ms }) => self.ask(Question::Release, timeout_ms)?,
-                Ok(Request::SaveMemory { path, id }) => self.answer(self.save_memory(&path, id))?,
+                Ok(Request::SaveMemory { path, id, check }) => {
+                    self.answer(self.save_memory(&path, id, check))?
+                }
                 Ok(Request::Fault { set }) => self.answer(self.fault(&set))?,
             }
         }
@@ -315,20 +331,35 @@ impl Connection {
 
     /// Asks the guest something, and answers with what it says.
     fn ask(&self, question: Question, timeout_ms: Option<u64>) -> io::Result<()> {
+        self.ask_bound(question, false, timeout_ms)
+    }
+
+    /// The same; what is held then is released with the connection, if it is `bound` to it.
+    fn ask_bound(
+        &self,
+        question: Question,
+        bound: bool,
+        timeout_ms: Option<u64>,
+    ) -> io::Result<()> {
         let until = timeout_ms.and_then(|ms| Instant::now().checked_add(Duration::from_millis(ms)));
         let mut patience = Patience {
             until,
             unwanted: &mut || self.gone().unwrap_or(true),
         };
         match self.state.ask(question, &mut patience) {
-            Ok(answered) => self.answer(Ok(told(question, &answered))),
+            Ok(answered) => {
+                if bound {
+                    self.bound.set(Some(answered.answer.id));
+                }
+                self.answer(Ok(told(question, &answered)))
+            }
             Err(AskError::Unwanted) => Err(io::ErrorKind::ConnectionAborted.into()),
             Err(error) => self.answer(Err(fail(code(&error), error.to_string()))),
         }
     }
 
-    /// Writes the guest's memory into a new file.
-    fn save_memory(&self, path: &str, id: Option<u32>) -> Result<Reply, Failure> {
+    /// Writes the guest's memory into a new file, or only looks whether that can be made.
+    fn save_memory(&self, path: &str, id: Option<u32>, check: bool) -> Result<Reply, Failure> {
         let path = Path::new(path);
         if !path.is_absolute() {
             let text = "the path of an image has to be an absolute one";
@@ -340,9 +371,12 @@ impl Connection {
             fail(FailureCode::Failed, text)
         };
         let file = Draft::new(path).map_err(not_made)?;
-        let written = self.state.save_memory(id, file.file());
-        let written = written.map_err(|e| fail(FailureCode::Failed, e.to_string()))?;
-        file.finish().map_err(not_made)?;
+        let mut written = Written::default();
+        if !check {
+            let saved = self.state.save_memory(id, file.file());
+            written = saved.map_err(|e| fail(FailureCode::Failed, e.to_string()))?;
+            file.finish().map_err(not_made)?;
+        }
         Ok(Reply::SaveMemory {
             written_bytes: written.data,
             skipped_bytes: written.skipped,
@@ -353,8 +387,7 @@ impl Connection {
 
     /// A part of the pages that were named last.
     fn free_page_map(&self, id: u32, from: u64) -> Result<Reply, Failure> {
-        let named = self.state.asks.named().filter(|named| named.id == id);
-        let named = named.ok_or_else(|| {
+        let named = self.state.asks.named(id).ok_or_else(|| {
             let text = format!("the free pages of request {id} are not known any more");
             fail(FailureCode::BadValue, text)
         })?;
@@ -481,13 +514,22 @@ impl Connection {
     }
 }
 
-fn free_pages(balloon: bool, hold: bool, hold_ms: Option<u64>) -> Result<Question, Failure> {
+fn free_pages(
+    balloon: bool,
+    hold: bool,
+    hold_ms: Option<u64>,
+    bound: bool,
+) -> Result<Question, Failure> {
     if hold && balloon {
         let text = "pages of the balloon cannot be held; ask for one or the other";
         return Err(fail(FailureCode::BadValue, text));
     }
     if !hold && hold_ms.is_some() {
         let text = "hold_ms has a meaning only with hold";
+        return Err(fail(FailureCode::BadValue, text));
+    }
+    if !hold && bound {
+        let text = "bound has a meaning only with hold";
         return Err(fail(FailureCode::BadValue, text));
     }
     Ok(match hold {

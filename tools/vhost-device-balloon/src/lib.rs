@@ -25,7 +25,6 @@ pub mod control;
 pub mod counters;
 pub mod daemon;
 pub mod device;
-pub mod draft;
 pub mod fault;
 pub mod features;
 pub mod hint;

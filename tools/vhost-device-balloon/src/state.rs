@@ -336,14 +336,23 @@ impl State {
     ) -> Result<Answered, AskError> {
         self.can(wire::F_HOST_REQUEST)
             .map_err(AskError::NotSupported)?;
-        let wake = || {
-            if let Some(session) = self.session() {
-                session.look();
-            }
-        };
-        let answered = self.asks.ask(question, wake, patience);
+        let answered = self.asks.ask(question, || self.wake(), patience);
         self.asked();
         answered
+    }
+
+    /// Has the guest release what it holds for request `id`, if it does. May take a minute, if others
+    /// ask the guest meanwhile.
+    pub fn release(&self, id: u32) {
+        self.asks.release(id, || self.wake());
+        self.asked();
+    }
+
+    /// Has the device's thread look what is to be sent.
+    fn wake(&self) {
+        if let Some(session) = self.session() {
+            session.look();
+        }
     }
 
     /// Writes the memory of a guest that stands still into an empty file. The pages that request `id`
@@ -359,8 +368,7 @@ impl State {
             None => nothing,
             Some(id) => {
                 self.holds(&session, id)?;
-                let named = self.asks.named().filter(|named| named.id == id);
-                named.ok_or(SaveError::NotHeld(id))?
+                self.asks.named(id).ok_or(SaveError::NotHeld(id))?
             }
         };
         let written = image::write(&session.ram(), &named.set, file)?;
@@ -411,7 +419,9 @@ impl State {
         match inner.acked {
             Some(acked) if taken(acked) => Ok(()),
             Some(_) => Err(format!("the guest's driver did not take {name}")),
-            None if inner.connected => Err("no driver has taken the device".to_owned()),
+            None if inner.connected => {
+                Err("no driver has taken the device, or the guest stands still".to_owned())
+            }
             None => Err("no guest is connected".to_owned()),
         }
     }

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::io::Write as _;
+use std::os::unix::net::UnixStream;
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
@@ -43,6 +45,7 @@ const FREE_PAGES: Request = Request::FreePages {
     balloon: false,
     hold: false,
     hold_ms: None,
+    bound: false,
     timeout_ms: None,
 };
 
@@ -269,6 +272,7 @@ fn a_long_map_comes_in_pieces() {
             balloon: true,
             hold: false,
             hold_ms: None,
+            bound: false,
             timeout_ms: None,
         },
     );
@@ -490,6 +494,7 @@ fn pages_are_held_and_released() {
         balloon: false,
         hold: true,
         hold_ms: Some(60_000),
+        bound: false,
         timeout_ms: None,
     };
     for given_up in [false, true] {
@@ -533,10 +538,82 @@ fn pages_are_held_and_released() {
         balloon: true,
         hold: true,
         hold_ms: None,
+        bound: false,
         timeout_ms: None,
     };
     let failure = refused(guest.daemon.client().ask(&both));
     assert_eq!(failure.code, FailureCode::BadValue);
+}
+
+#[test]
+fn what_is_held_for_nobody_is_released() {
+    let mut guest = start(&[]);
+    let held = |guest: &Guest| guest.daemon.status().hold.is_some_and(|hold| hold.held);
+    let hold = |bound| Request::FreePages {
+        balloon: false,
+        hold: true,
+        hold_ms: None,
+        bound,
+        timeout_ms: None,
+    };
+    let released = |guest: &mut Guest| {
+        let asked = take(guest);
+        assert_eq!(asked.command, Command::Release.number());
+        say(guest, &answer(&asked, Status::Ok, 0, 0));
+        until("it is released", || guest.daemon.status().hold.is_none());
+    };
+    // Whoever asked goes before the answer is there.
+    let mut stream = UnixStream::connect(guest.daemon.control_path()).expect("a connection");
+    let mut line = serde_json::to_vec(&hold(false)).expect("JSON");
+    line.push(b'\n');
+    stream.write_all(&line).expect("sent");
+    let asked = take(&mut guest);
+    drop(stream);
+    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
+    released(&mut guest);
+
+    // A hold that is bound to its connection ends with it, and no other.
+    for bound in [true, false] {
+        let mut client = guest.daemon.client();
+        let waiting = thread::spawn(move || {
+            client.ask(&hold(bound)).expect("an answer");
+            client
+        });
+        let asked = take(&mut guest);
+        say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
+        let client = waiting.join().expect("no panic");
+        assert!(held(&guest));
+        drop(client);
+        match bound {
+            true => released(&mut guest),
+            false => {
+                thread::sleep(Duration::from_millis(500));
+                assert!(held(&guest));
+            }
+        }
+    }
+    // Nor one that is held for somebody else by then.
+    let mut client = guest.daemon.client();
+    let waiting = thread::spawn(move || {
+        client.ask(&hold(true)).expect("an answer");
+        client
+    });
+    let asked = take(&mut guest);
+    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
+    let first = waiting.join().expect("no panic");
+    let waiting = ask(&guest, hold(false));
+    let asked = take(&mut guest);
+    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
+    waiting.join().expect("no panic").expect("an answer");
+    drop(first);
+    thread::sleep(Duration::from_millis(500));
+    let waiting = ask(&guest, DROP);
+    let asked = take(&mut guest);
+    assert_eq!(asked.command, Command::DropCaches.number());
+    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
+    waiting.join().expect("no panic").expect("an answer");
+    assert!(held(&guest));
+    assert_eq!(guest.daemon.status().counters.errors, 0);
 }
 
 /// QEMU stops the queues of a guest that it pauses, and begins where they were.
@@ -565,6 +642,7 @@ fn a_guest_that_is_paused_goes_on_where_it_was() {
     let save = Request::SaveMemory {
         path: path.to_str().expect("a path").to_owned(),
         id: Some(held.id),
+        check: false,
     };
     guest.daemon.client().ask(&save).expect("an image");
     guest.go_on(BITMAP | REQUESTS, &bases);
@@ -691,6 +769,7 @@ fn hold_two(guest: &mut Guest) -> Asked {
         balloon: false,
         hold: true,
         hold_ms: None,
+        bound: false,
         timeout_ms: None,
     };
     let waiting = ask(guest, request);
@@ -716,9 +795,25 @@ fn an_image_has_all_memory_but_what_is_held() {
     let save = |id| Request::SaveMemory {
         path: path.to_str().expect("a path").to_owned(),
         id,
+        check: false,
     };
+    // Somebody else wants to know what is free, and takes nothing away by that.
+    let waiting = ask(&guest, FREE_PAGES);
+    let asked = take(&mut guest);
+    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
+    waiting.join().expect("no panic").expect("an answer");
     let mut client = guest.daemon.client();
+    let try_it = |client: &mut Client| {
+        client.ask(&Request::SaveMemory {
+            path: path.to_str().expect("a path").to_owned(),
+            id: None,
+            check: true,
+        })
+    };
+    try_it(&mut client).expect("it can be made");
+    assert!(!path.exists());
     let reply = client.ask(&save(Some(held.id))).expect("an image");
+    refused(try_it(&mut client));
     let Reply::SaveMemory {
         written_bytes,
         skipped_bytes,
@@ -783,6 +878,7 @@ fn an_image_is_given_up_when_the_guest_has_not_held_still() {
     let save = |id| Request::SaveMemory {
         path: path.to_str().expect("a path").to_owned(),
         id: Some(id),
+        check: false,
     };
     let asked = hold_two(&mut guest);
     let mut client = guest.daemon.client();
@@ -800,11 +896,13 @@ fn an_image_is_given_up_when_the_guest_has_not_held_still() {
     let relative = Request::SaveMemory {
         path: "image".to_owned(),
         id: None,
+        check: false,
     };
     assert_eq!(refused(client.ask(&relative)).code, FailureCode::BadValue);
     let nowhere = Request::SaveMemory {
         path: "/nowhere/image".to_owned(),
         id: None,
+        check: false,
     };
     assert_eq!(refused(client.ask(&nowhere)).code, FailureCode::Failed);
 }

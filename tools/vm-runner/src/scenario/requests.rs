@@ -46,6 +46,7 @@ const ALL: Request = Request::FreePages {
     balloon: false,
     hold: false,
     hold_ms: None,
+    bound: false,
     timeout_ms: Some(60_000),
 };
 
@@ -53,6 +54,7 @@ const BALLOON_TOO: Request = Request::FreePages {
     balloon: true,
     hold: false,
     hold_ms: None,
+    bound: false,
     timeout_ms: Some(60_000),
 };
 
@@ -61,6 +63,7 @@ fn hold(ms: u64) -> Request {
         balloon: false,
         hold: true,
         hold_ms: Some(ms),
+        bound: false,
         timeout_ms: Some(60_000),
     }
 }
@@ -398,6 +401,7 @@ fn answers_withheld(s: &Session) -> Result<()> {
         balloon: false,
         hold: true,
         hold_ms: None,
+        bound: false,
         timeout_ms: Some(300),
     };
     daemon.faults(&["withhold", "queue=answer"])?;

@@ -4,8 +4,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
@@ -13,10 +14,11 @@ use balloon_control::Client;
 use balloon_control::message::{Reply, Request};
 
 use super::{Scenario, only};
-use crate::host::Dialect;
+use crate::host::{Daemon, Dialect};
 use crate::machine::qemu;
 use crate::paths::{self, Guest};
 use crate::pause::Paused;
+use crate::process::poll;
 use crate::session::{Device, Session, Setup};
 use crate::size::{MIB, PAGE, show};
 
@@ -37,7 +39,11 @@ const SETUP: Setup = Setup {
 /// What an image has: written, left out because it is free, and how long it took.
 fn save(client: &mut Client, path: &Path, id: Option<u32>) -> Result<(u64, u64, f64)> {
     let path = path.to_str().context("not UTF-8")?.to_owned();
-    match client.ask(&Request::SaveMemory { path, id })? {
+    match client.ask(&Request::SaveMemory {
+        path,
+        id,
+        check: false,
+    })? {
         Reply::SaveMemory {
             written_bytes,
             skipped_bytes,
@@ -107,6 +113,7 @@ fn while_it_writes(s: &Session) -> Result<()> {
         balloon: false,
         hold: true,
         hold_ms: None,
+        bound: false,
         timeout_ms: Some(30_000),
     };
     let Reply::FreePages { id, bytes, .. } = client.ask(&request)? else {
@@ -165,14 +172,27 @@ fn while_it_writes(s: &Session) -> Result<()> {
 fn by_qmp(s: &Session) -> Result<()> {
     s.sh(&format!("vbrs-guest fill /mem/used {USED} 7; rm /mem/used"))?;
     let image = s.folder().join("guest.image");
-    let output = Command::new(paths::sibling("balloonctl")?)
+    let qmp = s.folder().join(qemu::QMP);
+    let mut snapshot = Command::new(paths::sibling("balloonctl")?)
         .arg("--json")
         .arg("--control-path")
         .arg(s.host().daemon()?.control_path())
         .args(["snapshot", "--qmp"])
-        .arg(s.folder().join(qemu::QMP))
+        .arg(&qmp)
         .arg(&image)
-        .output()?;
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()?;
+    // Somebody else wants to talk to QEMU, and does not let go; he has to wait until the guest runs again.
+    let under_way = poll(SOON, || match s.host().daemon().and_then(Daemon::status) {
+        Ok(now) if now.hold.is_some() => Some(Ok(())),
+        Ok(_) => matches!(snapshot.try_wait(), Ok(Some(_))).then_some(Ok(())),
+        Err(e) => Some(Err(e)),
+    });
+    under_way.context("nothing is held")??;
+    let rival = UnixStream::connect(&qmp)?;
+    let output = snapshot.wait_with_output()?;
+    drop(rival);
     let error = String::from_utf8_lossy(&output.stderr);
     ensure!(output.status.success(), "balloonctl: {error}");
     let taken: serde_json::Value = serde_json::from_slice(&output.stdout)?;

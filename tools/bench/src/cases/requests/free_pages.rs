@@ -79,6 +79,7 @@ impl Bench for FreePages {
                     balloon: false,
                     hold: false,
                     hold_ms: None,
+                    bound: false,
                     timeout_ms: Some(PATIENCE_MS),
                 },
             )?;

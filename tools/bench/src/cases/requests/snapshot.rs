@@ -135,6 +135,7 @@ fn hold(client: &mut Client) -> Result<(u32, u64)> {
         balloon: false,
         hold: true,
         hold_ms: Some(PATIENCE_MS),
+        bound: false,
         timeout_ms: Some(PATIENCE_MS),
     };
     match ask(client, &request)? {
@@ -151,7 +152,14 @@ struct Saved {
 
 fn save(client: &mut Client, path: &Path, id: Option<u32>) -> Result<Saved> {
     let path = path.to_str().context("not UTF-8")?.to_owned();
-    match ask(client, &Request::SaveMemory { path, id })? {
+    match ask(
+        client,
+        &Request::SaveMemory {
+            path,
+            id,
+            check: false,
+        },
+    )? {
         Reply::SaveMemory {
             written_bytes,
             skipped_bytes,
