@@ -16,6 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 pub(crate) struct Qmp {
     writer: UnixStream,
     lines: Lines<BufReader<UnixStream>>,
+    /// Commands so far.
+    count: u64,
 }
 
 impl Qmp {
@@ -33,7 +35,11 @@ impl Qmp {
         let writer = UnixStream::connect(socket).map_err(text)?;
         writer.set_read_timeout(Some(TIMEOUT)).map_err(text)?;
         let lines = BufReader::new(writer.try_clone().map_err(text)?).lines();
-        let mut qmp = Self { writer, lines };
+        let mut qmp = Self {
+            writer,
+            lines,
+            count: 0,
+        };
         // It greets first.
         qmp.line()?;
         qmp.run("qmp_capabilities")?;
@@ -46,14 +52,19 @@ impl Qmp {
     ///
     /// Why it does not, or that it does not answer.
     pub(crate) fn run(&mut self, command: &str) -> Result<Value, String> {
-        writeln!(&self.writer, "{}", json!({ "execute": command })).map_err(text)?;
+        self.count += 1;
+        let id = json!(self.count);
+        writeln!(&self.writer, "{}", json!({ "execute": command, "id": id })).map_err(text)?;
         loop {
             let answer: Value = serde_json::from_str(&self.line()?)
                 .map_err(|e| format!("its answer is not understood: {e}"))?;
+            // Events come in between, and answers that nobody waited for any longer. An error may have no id.
+            if answer.get("id").is_some_and(|of| *of != id) {
+                continue;
+            }
             if let Some(error) = answer.get("error") {
                 return Err(format!("{command} is refused: {error}"));
             }
-            // Events come in between.
             if let Some(value) = answer.get("return") {
                 return Ok(value.clone());
             }

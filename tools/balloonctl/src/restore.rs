@@ -109,7 +109,7 @@ pub(crate) fn restore(image: &Path, file: &Path, regions: &[Region]) -> Result<R
     covered(regions, &data)?;
     let made = match Draft::new(file) {
         Ok(draft) => Some(draft),
-        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => None,
+        Err(_) if file.exists() => None,
         Err(e) => return Err(about(file, e)),
     };
     let opened = match &made {

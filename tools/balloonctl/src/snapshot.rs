@@ -128,9 +128,7 @@ pub(crate) fn take(
             true => "the image is complete",
             false => "there is no image",
         };
-        return Err(Trouble::Machine(format!(
-            "THE GUEST STANDS STILL, let it go on: {why}; {image}"
-        )));
+        return Err(Trouble::Machine(format!("{why}; {image}")));
     }
     let taken = taken?;
     released?;
@@ -198,11 +196,15 @@ fn save(
             check: false,
         })?)
     });
-    // Also if it could not be stopped: perhaps it was, and only that is not known. Why is the better reason then.
-    let runs = machine.set(true, || false).or_else(|why| match stands {
-        true => Err(why),
-        false => Ok(()),
-    });
+    // Also if it could not be stopped: perhaps it was, and only that is not known.
+    let runs = machine
+        .set(true, || false)
+        .map_err(|why| match (stands, &reply) {
+            (false, Err(Trouble::Machine(before))) => {
+                format!("THE GUEST MAY STAND STILL, look after it: {before}; {why}")
+            }
+            _ => format!("THE GUEST STANDS STILL, let it go on: {why}"),
+        });
     let stopped_ms = begun.elapsed().as_micros() as f64 / 1000.0;
     let taken = reply.and_then(|reply| match reply {
         Reply::SaveMemory {

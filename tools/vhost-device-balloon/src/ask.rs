@@ -39,7 +39,7 @@ pub const COMMANDS: u32 = {
 /// How long the guest may take to end what it is doing.
 const CANCEL_PATIENCE: Duration = Duration::from_secs(2);
 /// How long others may ask before it is too late to release what is held; it has its own bound.
-const RELEASE_PATIENCE: Duration = Duration::from_secs(60);
+const RELEASE_PATIENCE: Duration = Duration::from_secs(600);
 /// How long the device's thread may take to look at the answers that are there.
 const DRAIN_PATIENCE: Duration = Duration::from_secs(10);
 /// How often whoever waits looks whether that is still wanted.
@@ -332,8 +332,8 @@ impl Asks {
         Ok(answered)
     }
 
-    /// Has the guest release what it holds for request `id`, if it does. Waits for whoever else asks, up to
-    /// some seconds, and some seconds for the guest; if it stands still, it does so later.
+    /// Has the guest release what it holds for request `id`, if it does. Waits for whoever else asks, as long
+    /// as a hold can be, and some seconds for the guest; if it stands still, it does so later.
     pub fn release(&self, id: u32, wake: impl Fn()) {
         let mut patience = Patience {
             until: Instant::now().checked_add(RELEASE_PATIENCE),

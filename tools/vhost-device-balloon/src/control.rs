@@ -350,6 +350,7 @@ impl Connection {
             Ok(answered) => {
                 if bound {
                     self.bound.set(Some(answered.answer.id));
+                    self.state.bind(answered.answer.id);
                 }
                 self.answer(Ok(told(question, &answered)))
             }
@@ -375,6 +376,10 @@ impl Connection {
         if !check {
             let saved = self.state.save_memory(id, file.file());
             written = saved.map_err(|e| fail(FailureCode::Failed, e.to_string()))?;
+            // Then nobody can tell whether the guest stood still all the time.
+            if self.gone().unwrap_or(true) {
+                return Err(fail(FailureCode::Failed, "whoever asked is gone"));
+            }
             file.finish().map_err(not_made)?;
         }
         Ok(Reply::SaveMemory {
@@ -613,8 +618,8 @@ fn parse(line: &[u8]) -> Result<Request, Failure> {
             "the request is not understood: {e}; allowed are target (size, force), wait \
              (timeout_ms), status (stats), watch, free-page-hint (action, wait, timeout_ms), \
              drop-caches (page_cache, slab, until, timeout_ms), compact (timeout_ms), free-pages \
-             (balloon, hold, hold_ms, timeout_ms), free-page-map (id, from), release \
-             (timeout_ms), save-memory (path, id) and fault (set)"
+             (balloon, hold, hold_ms, bound, timeout_ms), free-page-map (id, from), release \
+             (timeout_ms), save-memory (path, id, check) and fault (set)"
         ))
     })
 }

@@ -56,6 +56,9 @@ pub const WAKE_EVENT: u64 = QUEUES as u64 + 1;
 const LONG: Duration = Duration::from_millis(10);
 /// How long that chance lasts.
 const BREATH: Duration = Duration::from_micros(200);
+/// How long a ring may contradict itself: a driver that goes takes back what it has made available, and then
+/// tells so.
+const DOUBT: Duration = Duration::from_millis(100);
 
 type Memory = GuestMemoryAtomic<GuestMemoryMmap>;
 type Popped<'a> = DescriptorChain<&'a GuestMemoryMmap>;
@@ -158,6 +161,7 @@ impl Device {
             return self.send(queue, vring);
         }
         let failed = |e| self.refuse(role, &Refusal::Ring(e));
+        let mut doubted = false;
         loop {
             match set_notified(vring, false) {
                 Some(Err(e)) => return failed(e),
@@ -182,10 +186,12 @@ impl Device {
                 None | Some(Ok(false)) => return,
                 Some(Ok(true)) if served != 0 || self.serve_one(queue, role, vring) => {}
                 // The ring says that there is more, but there is not; unless it was stopped meanwhile.
-                Some(Ok(true)) if usable(&vring.get_ref()) => {
-                    return self.refuse(role, &Refusal::AvailIndex);
+                Some(Ok(true)) if !usable(&vring.get_ref()) => return,
+                Some(Ok(true)) if doubted => return self.refuse(role, &Refusal::AvailIndex),
+                Some(Ok(true)) => {
+                    doubted = true;
+                    thread::sleep(DOUBT);
                 }
-                Some(Ok(true)) => return,
                 Some(Err(e)) => return failed(e),
             }
         }
@@ -195,7 +201,7 @@ impl Device {
     /// needed stay in the ring.
     fn send(&self, queue: usize, vring: &Vring) {
         let role = Some(Role::Request);
-        let mut again = true;
+        let (mut again, mut doubted) = (true, false);
         loop {
             while !self.stopping() && self.send_one(queue, vring) {
                 again = true;
@@ -209,7 +215,11 @@ impl Device {
                 Some(Ok(true)) if std::mem::take(&mut again) => {}
                 // Stopped meanwhile.
                 Some(Ok(true)) if !usable(&vring.get_ref()) => return,
-                Some(Ok(true)) => return self.refuse(role, &Refusal::AvailIndex),
+                Some(Ok(true)) if doubted => return self.refuse(role, &Refusal::AvailIndex),
+                Some(Ok(true)) => {
+                    doubted = true;
+                    thread::sleep(DOUBT);
+                }
                 Some(Err(e)) => return self.refuse(role, &Refusal::Ring(e)),
             }
         }

@@ -7,6 +7,7 @@
 
 use std::fs::File;
 use std::io;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -112,6 +113,10 @@ pub struct State {
     pub faults: Faults,
     /// What the guest is asked.
     pub asks: Asks,
+    /// The request whose pages are held while somebody stops the guest, or 0.
+    bound: AtomicU32,
+    /// Whether there is a change that the guest was not told of for that.
+    untold: AtomicBool,
     started: Instant,
     inner: Mutex<Inner>,
     changed: Condvar,
@@ -150,6 +155,8 @@ impl State {
             complaints: Complaints::default(),
             faults,
             asks: Asks::default(),
+            bound: AtomicU32::new(0),
+            untold: AtomicBool::new(false),
             started: now,
             inner: Mutex::new(Inner {
                 version: 1,
@@ -227,8 +234,28 @@ impl State {
     /// Tells the guest that config space changed, if there is one.
     ///
     /// Not before a driver has taken the device, which reads config space by itself then: QEMU up to
-    /// 11.1 does not survive a change that nobody is there for.
+    /// 11.1 does not survive a change that nobody is there for. It may be that it stops the guest before it
+    /// has read of the change, so there is none while pages are held by whoever is to stop the guest.
     pub fn notify(&self) {
+        // In this order: if the hold ends in between, one of both tells it.
+        self.untold.store(true, Ordering::SeqCst);
+        if !self.asks.holds(self.bound.load(Ordering::SeqCst)) {
+            self.catch_up();
+        }
+    }
+
+    /// Binds a hold to a connection: until it ends, the guest is told of no change.
+    pub fn bind(&self, id: u32) {
+        self.bound.store(id, Ordering::SeqCst);
+    }
+
+    /// Tells the guest what it was not told, if it can be.
+    fn catch_up(&self) {
+        if self.asks.holds(self.bound.load(Ordering::SeqCst))
+            || !self.untold.swap(false, Ordering::SeqCst)
+        {
+            return;
+        }
         let inner = lock(&self.inner);
         let session = inner.session.clone().filter(|_| inner.acked.is_some());
         drop(inner);
@@ -338,14 +365,16 @@ impl State {
             .map_err(AskError::NotSupported)?;
         let answered = self.asks.ask(question, || self.wake(), patience);
         self.asked();
+        self.catch_up();
         answered
     }
 
-    /// Has the guest release what it holds for request `id`, if it does. May take a minute, if others
+    /// Has the guest release what it holds for request `id`, if it does. May take long, if others
     /// ask the guest meanwhile.
     pub fn release(&self, id: u32) {
         self.asks.release(id, || self.wake());
         self.asked();
+        self.catch_up();
     }
 
     /// Has the device's thread look what is to be sent.

@@ -583,9 +583,22 @@ fn what_is_held_for_nobody_is_released() {
         say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
         let client = waiting.join().expect("no panic");
         assert!(held(&guest));
+        // As long as it is there the guest may be stopped at any time, and is told of no target.
+        let told = |guest: &Guest| guest.daemon.status().counters.config_changes;
+        let before = told(&guest);
+        let target = u64::from(bound) * PAGE;
+        guest
+            .daemon
+            .client()
+            .target_bytes(target)
+            .expect("a target");
+        assert_eq!(told(&guest), before + u64::from(!bound));
         drop(client);
         match bound {
-            true => released(&mut guest),
+            true => {
+                released(&mut guest);
+                until("it is told", || told(&guest) == before + 1);
+            }
             false => {
                 thread::sleep(Duration::from_millis(500));
                 assert!(held(&guest));
@@ -860,6 +873,14 @@ fn an_image_has_all_memory_but_what_is_held() {
         "{failure:?}"
     );
     std::fs::remove_file(&path).expect("removed");
+    // Nor is it there if nobody is left who could say that the guest stood still.
+    let mut stream = UnixStream::connect(guest.daemon.control_path()).expect("a connection");
+    let mut line = serde_json::to_vec(&save(None)).expect("JSON");
+    line.push(b'\n');
+    stream.write_all(&line).expect("sent");
+    drop(stream);
+    thread::sleep(Duration::from_secs(1));
+    assert!(!path.exists());
     let reply = client.ask(&save(None)).expect("a full one");
     assert!(matches!(
         reply,
