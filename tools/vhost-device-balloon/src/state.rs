@@ -239,9 +239,7 @@ impl State {
     pub fn notify(&self) {
         // In this order: if the hold ends in between, one of both tells it.
         self.untold.store(true, Ordering::SeqCst);
-        if !self.asks.holds(self.bound.load(Ordering::SeqCst)) {
-            self.catch_up();
-        }
+        self.catch_up();
     }
 
     /// Binds a hold to a connection: until it ends, the guest is told of no change.
