@@ -25,7 +25,6 @@ pub struct Draft {
     /// Its name until then, if it has one.
     partial: Option<PathBuf>,
     file: File,
-    done: bool,
 }
 
 impl Draft {
@@ -41,7 +40,6 @@ impl Draft {
                 path: path.to_owned(),
                 partial: None,
                 file,
-                done: false,
             }),
             None => Self::named(path),
         }
@@ -70,7 +68,6 @@ impl Draft {
             path: path.to_owned(),
             partial: Some(partial),
             file,
-            done: false,
         })
     }
 
@@ -99,14 +96,14 @@ impl Draft {
                 other => other?,
             },
         }
-        self.done = true;
+        self.partial = None;
         Ok(())
     }
 }
 
 impl Drop for Draft {
     fn drop(&mut self) {
-        if let Some(name) = self.partial.as_ref().filter(|_| !self.done) {
+        if let Some(name) = &self.partial {
             // Nobody is left to be told.
             let _gone = fs::remove_file(name);
         }

@@ -185,16 +185,25 @@ impl Device {
             match set_notified(vring, true) {
                 None | Some(Ok(false)) => return,
                 Some(Ok(true)) if served != 0 || self.serve_one(queue, role, vring) => {}
-                // The ring says that there is more, but there is not; unless it was stopped meanwhile.
-                Some(Ok(true)) if !usable(&vring.get_ref()) => return,
-                Some(Ok(true)) if doubted => return self.refuse(role, &Refusal::AvailIndex),
-                Some(Ok(true)) => {
-                    doubted = true;
-                    thread::sleep(DOUBT);
-                }
+                Some(Ok(true)) if self.look_again(role, vring, &mut doubted) => {}
+                Some(Ok(true)) => return,
                 Some(Err(e)) => return failed(e),
             }
         }
+    }
+
+    /// A ring says that there is more, but there is not. Whether to look once more: not if it was stopped
+    /// meanwhile, nor if it was doubted before.
+    fn look_again(&self, role: Option<Role>, vring: &Vring, doubted: &mut bool) -> bool {
+        if !usable(&vring.get_ref()) {
+            return false;
+        }
+        if std::mem::replace(doubted, true) {
+            self.refuse(role, &Refusal::AvailIndex);
+            return false;
+        }
+        thread::sleep(DOUBT);
+        true
     }
 
     /// Sends what the guest is to be asked, as long as there are buffers for it. Those that are not
@@ -213,13 +222,8 @@ impl Device {
                 None | Some(Ok(false)) => return,
                 Some(Ok(true)) if self.state.asks.next().is_none() => return,
                 Some(Ok(true)) if std::mem::take(&mut again) => {}
-                // Stopped meanwhile.
-                Some(Ok(true)) if !usable(&vring.get_ref()) => return,
-                Some(Ok(true)) if doubted => return self.refuse(role, &Refusal::AvailIndex),
-                Some(Ok(true)) => {
-                    doubted = true;
-                    thread::sleep(DOUBT);
-                }
+                Some(Ok(true)) if self.look_again(role, vring, &mut doubted) => {}
+                Some(Ok(true)) => return,
                 Some(Err(e)) => return self.refuse(role, &Refusal::Ring(e)),
             }
         }

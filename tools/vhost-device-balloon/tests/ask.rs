@@ -562,6 +562,17 @@ fn what_is_held_for_nobody_is_released() {
         say(guest, &answer(&asked, Status::Ok, 0, 0));
         until("it is released", || guest.daemon.status().hold.is_none());
     };
+    // Held, and the connection of whoever asked.
+    let hold_by = |guest: &mut Guest, bound| {
+        let mut client = guest.daemon.client();
+        let waiting = thread::spawn(move || {
+            client.ask(&hold(bound)).expect("an answer");
+            client
+        });
+        let asked = take(guest);
+        say(guest, &answer(&asked, Status::Ok, 0, 0));
+        waiting.join().expect("no panic")
+    };
     // Whoever asked goes before the answer is there.
     let mut stream = UnixStream::connect(guest.daemon.control_path()).expect("a connection");
     let mut line = serde_json::to_vec(&hold(false)).expect("JSON");
@@ -574,14 +585,7 @@ fn what_is_held_for_nobody_is_released() {
 
     // A hold that is bound to its connection ends with it, and no other.
     for bound in [true, false] {
-        let mut client = guest.daemon.client();
-        let waiting = thread::spawn(move || {
-            client.ask(&hold(bound)).expect("an answer");
-            client
-        });
-        let asked = take(&mut guest);
-        say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
-        let client = waiting.join().expect("no panic");
+        let client = hold_by(&mut guest, bound);
         assert!(held(&guest));
         // As long as it is there the guest may be stopped at any time, and is told of no target.
         let told = |guest: &Guest| guest.daemon.status().counters.config_changes;
@@ -606,18 +610,8 @@ fn what_is_held_for_nobody_is_released() {
         }
     }
     // Nor one that is held for somebody else by then.
-    let mut client = guest.daemon.client();
-    let waiting = thread::spawn(move || {
-        client.ask(&hold(true)).expect("an answer");
-        client
-    });
-    let asked = take(&mut guest);
-    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
-    let first = waiting.join().expect("no panic");
-    let waiting = ask(&guest, hold(false));
-    let asked = take(&mut guest);
-    say(&mut guest, &answer(&asked, Status::Ok, 0, 0));
-    waiting.join().expect("no panic").expect("an answer");
+    let first = hold_by(&mut guest, true);
+    hold_by(&mut guest, false);
     drop(first);
     thread::sleep(Duration::from_millis(500));
     let waiting = ask(&guest, DROP);
